@@ -1,0 +1,43 @@
+"""ModelSpec: the shape of a model, before batch and length are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder transformer.
+
+    `ffn` is the width of the MLP's hidden layer (of each of the two halves when gated).
+    `positions`: learned (a table of `max_positions` rows), rotary, alibi or none.
+    `num_parameters` is the published exact count when the catalog knows one.
+    """
+
+    name: str
+    family: str  # gpt, llama, mistral, qwen2, gpt2
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int | None
+    norm: str = "layernorm"  # layernorm, rmsnorm
+    activation: str = "gelu"  # gelu, relu, silu; gated: swiglu, geglu
+    gated: bool = False
+    positions: str = "learned"
+    rotary_fraction: float = 1.0
+    tied: bool = True
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    head_bias: bool = False
+    final_norm: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    window: int | None = None
+    num_parameters: int | None = None
+    source: str = ""

@@ -1,0 +1,47 @@
+"""The resolved run: what a run file means once names, aliases and defaults are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrain.frontends.spec import ModelSpec
+from foretrain.graph.precision import Precision
+from foretrain.hardware.cluster import Cluster
+from foretrain.stack import Stack
+from foretrain.strategy.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Batch words, length, precision and optimizer of a run.
+
+    `global_batch` counts samples per optimizer step over all ranks, `microbatch` samples per
+    data-parallel rank and micro-step.
+    """
+
+    sequence: int | None
+    global_batch: int
+    microbatch: int
+    precision: str
+    roles: Precision
+    optimizer: str = "adamw"  # none, sgd, adam, adamw
+
+    def accumulation(self, dp: int) -> int:
+        """Returns the number of micro-steps per optimizer step."""
+        return self.global_batch // (self.microbatch * dp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Everything `predict` needs; `source` is the run file as given, for echoing."""
+
+    model: ModelSpec
+    training: Training
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,43 @@
+"""A software stack: which kernels run, what is fused, what the host costs. Data, not code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One file of catalog/stacks.
+
+    `attention` fused (flash) or unfused. `fused` lists the operator groups that run as one GEMM
+    (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
+    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1.
+    """
+
+    name: str
+    preset: str
+    description: str = ""
+    attention: str = "fused"
+    attention_kernel: str = "flash2"
+    fused: tuple[str, ...] = ()
+    kernels: Mapping[str, float] = field(default_factory=dict[str, float])
+    eager_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_launch_us: float = 6.0  # host time per launched kernel
+    host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)
+    host_comm_us: float = 15.0  # host time per collective call
+    host_step_ms: float = 1.0  # once per optimizer step
+    cuda_graphs: bool = False
+    p2p_sync: bool = False  # the host waits for pipeline transfers
+    overlap_tp: bool = False  # tensor-parallel communication hides behind weight gradients
+    optimizer: str = "fused"  # fused, foreach, loop
+    grad_norm: bool = True
+    context_gib: float = 0.6  # device context and libraries
+    framework_gib: float = 0.5  # workspaces and communicator buffers
+    fragmentation: float = 0.03  # reserved over allocated
+    logits_dtype: str = "fp32"
+    logits_copies: float = 1.0
+    precision: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict[str, Mapping[str, str]]
+    )
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,0 +1,64 @@
+"""The Plan: the few knobs that users know. A preset expands it into a StrategyTree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Preset = Literal["megatron", "fsdp", "deepspeed", "ddp", "plain"]
+PRESETS: tuple[str, ...] = ("megatron", "fsdp", "deepspeed", "ddp", "plain")
+SCHEDULES: tuple[str, ...] = ("gpipe", "1f1b", "interleaved")
+RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What is computed again in backward; `layers` limits it to the first n layers of a stage."""
+
+    mode: str = "none"
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What may run beside computation; None: what the stack does."""
+
+    grad: bool | None = None
+    param: bool | None = None
+    tp: bool | None = None
+    p2p: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees and choices. `dp` None is derived; `shard` None shards over all of dp.
+
+    `overrides` maps a path pattern ("layers.*.mlp.down") to node settings, see strategy/tree.py.
+    `tree` replaces the preset's expansion when given (the output of `explain plan`).
+    """
+
+    preset: str = "megatron"
+    tp: int = 1
+    pp: int = 1
+    dp: int | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    shard: int | None = None
+    zero: int | None = None
+    sequence_parallel: bool | None = None
+    interleave: int = 1
+    schedule: str | None = None
+    in_flight: int | tuple[int, ...] | None = None
+    stages: tuple[int, ...] | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    reshard: bool = True  # FSDP: drop gathered weights after forward
+    bucket_mib: float | None = None
+    prefetch: int = 1
+    overlap: Overlap = field(default_factory=Overlap)
+    order: tuple[str, ...] | None = None
+    overrides: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict[str, Mapping[str, Any]]
+    )
+    tree: Mapping[str, Any] | None = None
