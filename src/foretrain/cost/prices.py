@@ -1,0 +1,32 @@
+"""Prices: what the cost model answers for a list of events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROVENANCE = ("measured", "fitted", "spec", "guess")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """One entry per event, in seconds.
+
+    `value_s` = `latency_s` (never stretched by sharing or overlap) + the fluid rest. `low_s` and
+    `high_s` bound the 90 % interval. `host_s` is the host time to launch the event, `kernels` its
+    number of launches. `link` is the bottleneck: "" (none), "scaleup", "pcie" or "nic". `family`
+    groups events whose errors share constants (gemm, attention, memory, scaleup, nic, ...).
+    """
+
+    value_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    low_s: NDArray[np.float64]
+    high_s: NDArray[np.float64]
+    host_s: NDArray[np.float64]
+    kernels: NDArray[np.float64]
+    link: tuple[str, ...]
+    family: tuple[str, ...]
+    provenance: tuple[str, ...]
+    formula: tuple[str, ...]
