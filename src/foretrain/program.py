@@ -16,7 +16,7 @@ flat (every rank, every item).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -111,15 +111,20 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Entry: run a segment on the compute stream after the entries in `after`."""
+    """Entry: run segments one after the other on the compute stream, after the entries `after`.
 
-    segment: int
+    One entry is a whole chunk of layers where nothing asynchronous happens in between, else one
+    layer. `delta_end` bytes are freed (negative) or allocated when it ends, by part.
+    """
+
+    segments: tuple[int, ...]
     slot: str  # "F", "B" or "step"
     microbatch: int = 0
     chunk: int = 0
     layer: str = ""
     after: tuple[int, ...] = ()
     host_sync: bool = False  # the host waits for `after` before it launches
+    delta_end: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +133,8 @@ class Comm:
 
     `key` joins the entries of several rank classes into one task (a transfer between stages, a
     tied weight); None: the group lies inside the class. `posted` means that it does not wait for
-    the compute launched before it (a receive posted early). `held` bytes live from start until
-    the entry `until` (an index) ends; `until` None: only while it runs.
+    the compute launched before it (a receive posted early). `delta_start` bytes are allocated when
+    it starts, `delta_end` when it ends (negative: freed), by part.
     """
 
     label: str
@@ -177,11 +182,12 @@ class Program:
         uses = [self._segment_events(segment) for segment in self.segments]
         for rank_class in self.classes:
             for entry in rank_class.entries:
-                events: Sequence[int] = (
-                    uses[entry.segment] if isinstance(entry, Run) else (entry.event,)
-                )
-                for event in events:
-                    counts[event] = counts.get(event, 0) + 1
+                if isinstance(entry, Comm):
+                    counts[entry.event] = counts.get(entry.event, 0) + 1
+                    continue
+                for segment in entry.segments:
+                    for event in uses[segment]:
+                        counts[event] = counts.get(event, 0) + 1
         return counts
 
     @staticmethod
