@@ -1,0 +1,69 @@
+"""The resolved run as a run file: every name settled, every default written out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from foretrain.frontends.spec import ModelSpec
+from foretrain.run.spec import RunSpec, Training
+from foretrain.strategy.plan import Overlap, Plan, Recompute
+
+
+def run_form(run: RunSpec) -> dict[str, Any]:
+    """Returns a run file (JSON values only) that reads back to the same run.
+
+    The model is written as an inline mapping with its whole shape, the batch words and all
+    degrees are the resolved ones, precision lists the dtype of every role. Plan keys that are
+    absent mean the same as their absence in a run file; values equal to the defaults of `Plan`
+    are left out, except the degrees, which are always written.
+    """
+    return {
+        "model": _model(run.model),
+        "training": _training(run.training),
+        "plan": _plan(run.plan),
+        "cluster": run.cluster.text,
+        "stack": run.stack.name,
+    }
+
+
+def _model(model: ModelSpec) -> dict[str, Any]:
+    return {name: value for name, value in asdict(model).items() if value is not None}
+
+
+def _training(training: Training) -> dict[str, Any]:
+    form: dict[str, Any] = {
+        "global_batch": training.global_batch,
+        "microbatch": training.microbatch,
+        "precision": asdict(training.roles),
+        "optimizer": training.optimizer,
+    }
+    if training.sequence is not None:
+        form["sequence"] = training.sequence
+    return form
+
+
+DEGREES = ("preset", "tp", "pp", "dp", "cp", "ep", "etp")
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    default = Plan()
+    form: dict[str, Any] = {}
+    for field in fields(Plan):
+        value = getattr(plan, field.name)
+        if field.name in DEGREES or value != getattr(default, field.name):
+            form[field.name] = _plain(value)
+    return form
+
+
+def _plain(value: Any) -> Any:
+    """Returns a plan value as JSON values: tuples as lists, parts as mappings without None."""
+    if isinstance(value, (Recompute, Overlap)):
+        return {name: item for name, item in asdict(value).items() if item is not None}
+    if isinstance(value, tuple):
+        items: tuple[Any, ...] = value
+        return [_plain(item) for item in items]
+    if isinstance(value, dict):
+        mapping: dict[str, Any] = value
+        return {key: _plain(item) for key, item in mapping.items()}
+    return value

@@ -1,0 +1,171 @@
+"""Words for numbers: bands, ranks, verdicts, formulas. Everything is plain ASCII."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.result import Band, ClassResult, MemoryResult, Result
+from foretrain.units import GIB, format_count, format_seconds
+
+#: A run that fits with less than this share of the usable memory to spare is called tight: two
+#: allocator segments or one longer sample more, and it is over.
+TIGHT_SHARE = 0.05
+
+
+def number(value: float) -> str:
+    """Returns a number with three significant digits and thousands separators, e.g. '12,300'."""
+    if abs(value) >= 1000:
+        return f"{float(f'{value:.4g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def gib(num_bytes: float) -> str:
+    """Returns bytes as GiB with one decimal (two below 10 GiB), e.g. '61.3 GiB'."""
+    value = num_bytes / GIB
+    return f"{value:.1f} GiB" if abs(value) >= 10 else f"{value:.2f} GiB"
+
+
+def percent(fraction: float) -> str:
+    """Returns a fraction as per cent with one decimal, e.g. '41.3 %'."""
+    return f"{100 * fraction:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns '1 rank' or '8 ranks'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def time_band(band: Band) -> str:
+    """Returns a time with its 90 % band, e.g. '13.8 s (12.6 s to 14.9 s)'."""
+    low, high = format_seconds(band.low), format_seconds(band.high)
+    return f"{format_seconds(band.value)} ({low} to {high})"
+
+
+def rate_band(rate: float, step: Band) -> str:
+    """Returns a rate with the band that the band of the step time implies."""
+    return f"{number(rate)} ({' to '.join(number(r) for r in rate_limits(rate, step))})"
+
+
+def rate_limits(rate: float, step: Band) -> tuple[float, float]:
+    """Returns the low and high end of a rate: work per step over the high and low step time."""
+    return rate * step.value / step.high, rate * step.value / step.low
+
+
+def throughput(result: Result, devices: int) -> tuple[float, str]:
+    """Returns the rate that people compare and its unit: tokens/s/GPU, or samples/s/GPU."""
+    if result.tokens_per_s_per_device is not None:
+        return result.tokens_per_s_per_device, "tok/s/GPU"
+    return result.samples_per_s / devices, "samples/s/GPU"
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Returns ranks as ranges, e.g. '0-7', '0-7,16-23' or '0-56 step 8'; long lists are cut."""
+    runs = _runs(sorted(ranks))
+    if len(runs) > 4 and len(ranks) > 2:
+        steps = {b - a for a, b in zip(sorted(ranks), sorted(ranks)[1:], strict=False)}
+        if len(steps) == 1:
+            return f"{min(ranks)}-{max(ranks)} step {steps.pop()}"
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:4]]
+    return ",".join(words) + (",..." if len(runs) > 4 else "")
+
+
+def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return runs
+
+
+def class_of(result: Result, rank: int) -> ClassResult:
+    """Returns the rank class that holds `rank` (the last-finishing one if none does)."""
+    for rank_class in result.classes:
+        if rank in rank_class.ranks:
+            return rank_class
+    return result.classes[result.last_class]
+
+
+def place(result: Result, rank: int) -> str:
+    """Returns where the worst rank sits, e.g. 'stage 0 (ranks 0-7)' or 'every rank'."""
+    if len(result.classes) == 1:
+        return "every rank"
+    rank_class = class_of(result, rank)
+    return f"stage {rank_class.stage} (ranks {rank_ranges(rank_class.ranks)})"
+
+
+def is_tight(memory: MemoryResult) -> bool:
+    """Returns whether a run that fits has less than 5 % of the usable memory to spare."""
+    spare = memory.usable_bytes - memory.device_used_bytes
+    return 0 <= spare < TIGHT_SHARE * memory.usable_bytes
+
+
+def fit_word(result: Result) -> str:
+    """Returns 'fits', 'tight' or 'does not fit'."""
+    if not result.fits:
+        return "does not fit"
+    return "tight" if is_tight(result.memory) else "fits"
+
+
+def verdict(result: Result, run: RunSpec) -> str:
+    """Returns the first line: fits or not and by how much, and the throughput with its band."""
+    memory = result.memory
+    spare = gib(abs(memory.usable_bytes - memory.device_used_bytes))
+    used = f"{gib(memory.device_used_bytes)} of {gib(memory.usable_bytes)} usable"
+    where = place(result, memory.worst_rank)
+    moment = f", {memory.moment}" if memory.moment else ""
+    rate, unit = throughput(result, num_devices(run, result))
+    low, high = (number(r) for r in rate_limits(rate, result.step_time_s))
+    speed = f"{number(rate)} {unit} (90 % band {low} to {high})"
+    if not result.fits:
+        return f"Does not fit: {spare} too much on {where}{moment} ({used}). If it did: {speed}."
+    word = "Fits, but it is tight" if is_tight(memory) else "Fits"
+    return f"{word}: {spare} to spare on {where} ({used}). Expect {speed}."
+
+
+def num_devices(run: RunSpec, result: Result) -> int:
+    """Returns the number of ranks of the job (the mesh of the program; all of the cluster)."""
+    del run
+    return result.program.mesh.world_size
+
+
+def model_flops_formula(result: Result) -> str:
+    """Returns how the model FLOP of a step are counted, in words (docs/explain/flops.md)."""
+    full = result.model_flops_full_attention
+    text = (
+        f"{format_count(result.model_flops_per_step)}FLOP per step: forward + backward of all "
+        "samples, multiply-add = 2, no recompute, causal attention counted half"
+    )
+    if full > 1.0005 * result.model_flops_per_step:
+        text += f" ({format_count(full)}FLOP with full attention, as Megatron tables count)"
+    return text
+
+
+def mfu_lines(result: Result, run: RunSpec) -> list[tuple[str, str]]:
+    """Returns (name, text) lines for MFU, HFU when it differs, and what makes them ambiguous."""
+    devices = num_devices(run, result)
+    peak = f"{result.peak_flops_per_device / 1e12:,.4g} TFLOP/s dense {result.peak_dtype}"
+    base = f"/ (step x {plural(devices, 'GPU')} x {peak})"
+    lines = [("MFU", f"{percent(result.mfu)} = model FLOP {base}")]
+    if abs(result.hfu - result.mfu) > 5e-4:
+        lines.append(("HFU", f"{percent(result.hfu)} = the same with recomputed FLOP counted"))
+    per_device = result.model_flops_per_step / result.step_time_s.value / devices
+    lines.append(("", f"{per_device / 1e12:.4g} TFLOP/s/GPU; {model_flops_formula(result)}"))
+    lines.extend(_ambiguity(result, run, per_device))
+    return lines
+
+
+def _ambiguity(result: Result, run: RunSpec, per_device: float) -> list[tuple[str, str]]:
+    """Returns the same rate over the bf16 peak when the peak above is one of a low precision."""
+    if result.peak_dtype not in ("fp8", "mxfp8", "nvfp4"):
+        return []
+    peak = run.cluster.device.peak_flops("bf16")
+    return [
+        (
+            "",
+            f"{percent(per_device / peak)} over the bf16 peak ({peak / 1e12:,.4g} TFLOP/s): only "
+            f"the matrix products run in {result.peak_dtype}, so neither number is the whole truth",
+        )
+    ]
