@@ -1,0 +1,303 @@
+"""Lowering one class of blocks: forward and backward launches with their layouts.
+
+What backward reads is saved in the layout its producer left, so a gathered input is gathered again
+(Megatron's sequence parallelism) unless the settings keep the gathered copy. Recompute duplicates
+forward launches, their communication included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
+from foretrain.compiler.placements import Layout, layout
+from foretrain.compiler.splits import Split, atomic, own_split, settings_of
+from foretrain.graph.backward import Backward
+from foretrain.graph.ir import Block, Op, Tensor
+from foretrain.mesh import Mesh
+from foretrain.strategy.tree import DimSplit, Node, Settings, resolve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUse:
+    """A weight of one block instance: where it is used, how it and its gradient lie.
+
+    `partial` are the axes on which the gradient of one micro-step is a partial sum. The three
+    flat layouts are what the memory settings ask for on top of the split of the computation.
+    """
+
+    tensor: Tensor
+    used: Layout
+    partial: tuple[str, ...]
+    stored: tuple[str, ...]  # axes of the flat shard of the weight
+    accumulated: tuple[str, ...]  # ... of the gradient kept between micro-steps
+    master: tuple[str, ...]  # ... of master, moments and the gradient of the optimizer
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredBlock:
+    """Launches of one repeat of a block class; `saved` copies live from forward to backward."""
+
+    block: Block
+    tensors: Mapping[str, Tensor]
+    path: str
+    forward: tuple[Launch, ...]
+    backward: tuple[Launch, ...]
+    saved: frozenset[Copy]
+    weights: tuple[WeightUse, ...]
+    input: Copy | None
+    output: Copy | None
+    output_grad: Copy | None
+    input_grad: Copy | None
+    reshard: bool
+    flow: Flow
+
+
+def op_path(block: Block, layer: int, op: str) -> str:
+    """Returns the path of an operator: layers.3.attention.q, embedding.word, head.loss.max."""
+    if block.input is not None and block.output is not None:
+        return f"{block.name}.{layer}.{op}"
+    return op if op.startswith(f"{block.name}.") else f"{block.name}.{op}"
+
+
+def block_path(block: Block, layer: int) -> str:
+    """Returns the path of one repeat of a block."""
+    inner = block.input is not None and block.output is not None
+    return f"{block.name}.{layer}" if inner else block.name
+
+
+def lower_block(
+    block: Block, backward: Backward, layer: int, nodes: Sequence[Node], mesh: Mesh
+) -> LoweredBlock:
+    """Returns the launches of repeat `layer` of `block` under the settings of `nodes`."""
+    tensors = {**block.by_name(), **{t.name: t for t in backward.tensors}}
+    path = block_path(block, layer)
+    flow = Flow(tensors=tensors, mesh=mesh, path=path)
+    outer = resolve(nodes, path)
+    residual = _residual(outer, mesh)
+    if block.input is not None:
+        flow.arrive(block.input, _fit(residual, tensors[block.input]))
+    settings = {op.name: settings_of(nodes, op_path(block, layer, op.name), op) for op in block.ops}
+    forward = _forward(block, flow, settings, mesh)
+    output = _leave(flow, block.output, residual, forward)
+    input_copy = None if block.input is None else (block.input, flow.produced[block.input])
+    saved = _saved(block, backward, outer, flow, settings)
+    launches, input_grad = _backward(block, backward, flow, settings, outer, residual, saved)
+    return LoweredBlock(
+        block=block,
+        tensors=tensors,
+        path=path,
+        forward=tuple(forward),
+        backward=tuple(launches),
+        saved=saved,
+        weights=_weights(block, backward, flow, nodes, layer),
+        input=input_copy,
+        output=output,
+        output_grad=None
+        if backward.output_grad is None
+        else (backward.output_grad, flow.produced[backward.output_grad]),
+        input_grad=input_grad,
+        reshard=outer.reshard,
+        flow=flow,
+    )
+
+
+def _residual(settings: Settings, mesh: Mesh) -> Layout:
+    split = settings.memory.get("residual", {})
+    return layout({dim: atomic(axes, mesh) for dim, axes in split.items()})
+
+
+def _fit(placed: Layout, tensor: Tensor) -> Layout:
+    return layout({dim: axes for dim, axes in placed.shards if dim in tensor.dims})
+
+
+def _splits_for(op: Op, settings: Settings, mesh: Mesh) -> tuple[Split, Split]:
+    inherited: DimSplit = settings.inherited
+    return (
+        own_split(op, settings.own, mesh),
+        {dim: tuple(atomic(axes, mesh)) for dim, axes in inherited.items()},
+    )
+
+
+def _forward(
+    block: Block, flow: Flow, settings: Mapping[str, Settings], mesh: Mesh
+) -> list[Launch]:
+    launches: list[Launch] = []
+    for op in block.ops:
+        own, inherited = _splits_for(op, settings[op.name], mesh)
+        launches += flow.run(op, own, inherited)
+    return launches
+
+
+def _leave(
+    flow: Flow, output: str | None, residual: Layout, launches: list[Launch]
+) -> Copy | None:
+    """Appends the re-layout of the block's output to the residual layout."""
+    if output is None:
+        return None
+    want = _fit(residual, flow.tensors[output])
+    launches += flow.convert(output, want, "output")
+    return flow.root((output, want))
+
+
+def _saved(
+    block: Block,
+    backward: Backward,
+    outer: Settings,
+    flow: Flow,
+    settings: Mapping[str, Settings],
+) -> frozenset[Copy]:
+    """The forward copies that live until backward."""
+    made = {o.tensor: op for op in block.ops for o in op.outputs}
+    needed = {
+        operand.tensor
+        for op in backward.ops
+        for operand in op.inputs
+        if operand.tensor in flow.produced and operand.tensor not in backward.weight_grads
+    }
+    needed = {name for name in needed if name in made or name == block.input}
+    if outer.recompute == "full" and block.recompute:
+        needed = {block.input} if block.input else set()
+    elif outer.recompute == "selective":
+        needed = {n for n in needed if n not in made or not _repeatable(made[n])} | {
+            operand.tensor
+            for op in block.ops
+            if _repeatable(op)
+            for operand in op.inputs
+            if operand.tensor in made and not _repeatable(made[operand.tensor])
+        }
+        needed |= {n for n in _read_outside(block, backward) if n in made and _repeatable(made[n])}
+    copies: set[Copy] = set()
+    for name in needed:
+        keep = name in made and settings[made[name].name].keep_gathered
+        copies.add(flow.root(_saved_copy(flow, name, keep_gathered=keep)))
+    return frozenset(copies)
+
+
+def _repeatable(op: Op) -> bool:
+    """Selective recompute repeats the attention core; a fused kernel leaves nothing to repeat."""
+    return bool(op.attributes.get("selective")) and op.cost != "attention"
+
+
+def _read_outside(block: Block, backward: Backward) -> set[str]:
+    """Tensors that the backward of an operator outside the repeated set reads."""
+    repeated = {op.name for op in block.ops if _repeatable(op)}
+    return {
+        operand.tensor
+        for op in backward.ops
+        if op.source not in repeated
+        for operand in op.inputs
+    }
+
+
+def _saved_copy(flow: Flow, name: str, *, keep_gathered: bool) -> Copy:
+    """The copy of a tensor that is saved: as produced, or as first used when asked to.
+
+    A partial sum cannot be saved: its first resolved copy is.
+    """
+    produced = flow.produced[name]
+    others = [placed for tensor, placed in flow.copies if tensor == name and placed != produced]
+    resolved = [placed for placed in others if not placed.partial]
+    if (produced.partial or keep_gathered) and resolved:
+        return (name, resolved[0])
+    return (name, produced)
+
+
+def _backward(
+    block: Block,
+    backward: Backward,
+    flow: Flow,
+    settings: Mapping[str, Settings],
+    outer: Settings,
+    residual: Layout,
+    saved: frozenset[Copy],
+) -> tuple[list[Launch], Copy | None]:
+    forward_splits = dict(flow.splits)
+    for name in [n for n, _ in flow.copies]:
+        kept = [copy for copy in saved if copy[0] == name]
+        if kept:
+            flow.produced[name] = kept[0][1]
+    flow.copies = {copy: copy for copy in saved}
+    launches: list[Launch] = []
+    again = _Repeat(block, flow, forward_splits, launches)
+    if backward.output_grad is not None and block.output is not None:
+        placed = _fit(residual, flow.tensors[backward.output_grad])
+        flow.arrive(backward.output_grad, placed)
+    if outer.recompute == "full" and block.recompute:
+        for op in block.ops:
+            again.op(op)
+    for op in backward.ops:
+        again.needed(operand.tensor for operand in op.inputs)
+        own = as_split(forward_splits.get(op.source or "", {}), op)
+        inherited: Split = {}
+        launches += flow.run(op, own, inherited)
+    target = backward.input_grad
+    if target is None or block.input is None:
+        return launches, None
+    want = _fit(residual, flow.tensors[target])
+    launches += flow.convert(target, want, "output")
+    return launches, flow.root((target, want))
+
+
+@dataclass(slots=True)
+class _Repeat:
+    """Runs forward operators again when backward asks for what was not saved."""
+
+    block: Block
+    flow: Flow
+    splits: Mapping[str, Split]
+    launches: list[Launch]
+
+    def needed(self, names: Iterable[str]) -> None:
+        """Repeats the producers of forward tensors that are not there, inputs first."""
+        made = {o.tensor: op for op in self.block.ops for o in op.outputs}
+        for name in names:
+            if name in made and not any(tensor == name for tensor, _ in self.flow.copies):
+                self.op(made[name])
+
+    def op(self, op: Op) -> None:
+        """Repeats one forward operator (and what it needs) with its communication."""
+        if op.grad == "none" and op.combiner == "max":
+            return
+        self.needed(operand.tensor for operand in op.inputs)
+        own = dict(self.splits[op.name])
+        self.launches += self.flow.run(op, own, {}, recomputed=True)
+
+
+def _weights(
+    block: Block, backward: Backward, flow: Flow, nodes: Sequence[Node], layer: int
+) -> tuple[WeightUse, ...]:
+    owner = {o.tensor: op for op in block.ops for o in op.inputs}
+    uses: list[WeightUse] = []
+    for weight in block.weights:
+        settings = resolve(nodes, op_path(block, layer, owner[weight.name].name))
+        grad = backward.weight_grads.get(weight.name)
+
+        def flat(role: str, settings: Settings = settings) -> tuple[str, ...]:
+            axes = settings.memory.get(role, {}).get("*", ())
+            return tuple(a for a in atomic(axes, flow.mesh) if flow.mesh.size(a) > 1)
+
+        uses.append(
+            WeightUse(
+                tensor=weight,
+                used=flow.weights.get(weight.name, Layout()),
+                partial=flow.produced[grad].partial if grad else (),
+                stored=flat("weight"),
+                accumulated=flat("grad_accumulator"),
+                master=flat("master"),
+                trained=grad is not None,
+            )
+        )
+    return tuple(uses)
+
+
+def relayouts(launches: Iterable[Launch]) -> list[Relayout]:
+    """Returns the changes of layout among launches."""
+    return [launch for launch in launches if isinstance(launch, Relayout)]
+
+
+def op_launches(launches: Iterable[Launch]) -> list[OpLaunch]:
+    """Returns the operators among launches."""
+    return [launch for launch in launches if isinstance(launch, OpLaunch)]

@@ -1,0 +1,219 @@
+"""Presets: how a Plan of a few knobs becomes a StrategyTree. Only layouts, no collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from foretrain.errors import PlanError, Problem
+from foretrain.frontends.spec import ModelSpec
+from foretrain.mesh import AXES, Mesh
+from foretrain.stack import Stack
+from foretrain.strategy.plan import Plan
+from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
+from foretrain.units import MIB
+
+DATA_AXES = ("dp_replicate", "dp_shard", "cp")
+#: Default bucket sizes: PyTorch DDP (25 MiB, the first 1 MiB); the others reduce in larger pieces:
+#: Megatron max(40e6, 1e6 dp) elements, DeepSpeed 5e8 elements (framework defaults, recalled).
+DDP_BUCKET_MIB = 25.0
+DDP_FIRST_BUCKET_MIB = 1.0
+
+
+def build_tree(
+    plan: Plan, spec: ModelSpec, *, world_size: int, accumulation: int, stack: Stack
+) -> StrategyTree:
+    """Returns the tree of a checked plan on `world_size` ranks (see strategy/checks.py)."""
+    if plan.tree is not None:
+        from foretrain.strategy.text import read_tree
+
+        return read_tree(plan.tree)
+    mesh = build_mesh(plan, world_size)
+    nodes = [
+        *_data_nodes(plan, mesh),
+        *_tensor_nodes(plan),
+        *_recompute_nodes(plan, spec),
+        *(node_from_mapping(pattern, value) for pattern, value in plan.overrides.items()),
+    ]
+    return StrategyTree(
+        mesh=mesh,
+        nodes=tuple(nodes),
+        schedule=build_schedule(plan, spec.layers, accumulation),
+        runtime=_runtime(plan, stack, mesh),
+        data_axes=DATA_AXES,
+    )
+
+
+def build_mesh(plan: Plan, world_size: int) -> Mesh:
+    """Returns the mesh pp, dp_replicate, dp_shard, cp, tp (or in `plan.order`)."""
+    dp = world_size // (plan.tp * plan.pp * plan.cp)
+    shard = min(plan.shard or dp, dp) if (plan.zero or 0) > 0 else dp
+    sizes = {
+        "pp": plan.pp,
+        "dp_replicate": dp // shard,
+        "dp_shard": shard,
+        "cp": plan.cp,
+        "tp": plan.tp,
+    }
+    axes = plan.order or AXES
+    expanded: list[str] = []
+    for axis in axes:  # "dp" in an order stands for both data axes
+        expanded += ["dp_replicate", "dp_shard"] if axis == "dp" else [axis]
+    expanded += [axis for axis in AXES if axis not in expanded]
+    return Mesh(axes=tuple(expanded), sizes=tuple(sizes[axis] for axis in expanded))
+
+
+def build_schedule(plan: Plan, layers: int, accumulation: int) -> Schedule:
+    """Returns the schedule: layers spread evenly over the virtual stages unless stated."""
+    chunks = plan.pp * plan.interleave
+    if plan.stages is not None:
+        stages = plan.stages
+    else:
+        base, extra = divmod(layers, chunks)
+        stages = tuple(base + (1 if i < extra else 0) for i in range(chunks))
+    kind = plan.schedule or ("interleaved" if plan.interleave > 1 else "1f1b")
+    limit = plan.in_flight
+    in_flight = (limit,) * plan.pp if isinstance(limit, int) else limit
+    return Schedule(
+        kind=kind,
+        accumulation=accumulation,
+        pp=plan.pp,
+        interleave=plan.interleave,
+        stages=stages,
+        in_flight=in_flight,
+    )
+
+
+def _data_nodes(plan: Plan, mesh: Mesh) -> list[Node]:
+    """Batch over the data axes, sequence over cp; ZeRO as memory layouts."""
+    flat = {"*": ("dp_shard", "cp")}
+    seq = ("cp", "tp") if plan.sequence_parallel and plan.tp > 1 else ("cp",)
+    memory: dict[str, Mapping[str, tuple[str, ...]]] = {
+        "residual": {"batch": ("dp_replicate", "dp_shard"), "seq": seq}
+    }
+    zero = plan.zero or 0
+    if zero >= 1:
+        memory["master"] = flat
+    if zero >= 2:
+        memory["grad_accumulator"] = flat
+    if zero >= 3:
+        memory["weight"] = flat
+    root = Node(
+        pattern="",
+        computation={"batch": ("dp_replicate", "dp_shard"), "seq": ("cp",)},
+        memory=memory,
+        reshard=plan.reshard,
+    )
+    # FSDP keeps the last unit: its backward comes right after its forward
+    return [root, Node(pattern="head", reshard=False)] if zero >= 3 else [root]
+
+
+def _tensor_nodes(plan: Plan) -> list[Node]:
+    """Megatron's column and row splits; sequence parallelism is a layout of the residual stream.
+
+    The rest (rotary, attention core, output and down projections, activation, loss) follows by
+    propagation from these nodes.
+    """
+    if plan.tp == 1:
+        return []
+    nodes = [
+        Node(pattern="embedding.word", computation={"vocab": ("tp",)}),
+        *(
+            Node(pattern=f"layers.*.attention.{name}", computation={"heads": ("tp",)})
+            for name in ("q", "k", "v")
+        ),
+        *(
+            Node(pattern=f"layers.*.mlp.{name}", computation={"ffn": ("tp",)})
+            for name in ("up", "gate")
+        ),
+        Node(pattern="head.logits", computation={"vocab": ("tp",)}),
+    ]
+    if plan.sequence_parallel:
+        nodes += [
+            Node(pattern=f"embedding.{name}", computation={"seq": ("cp", "tp")})
+            for name in ("position", "dropout")
+        ]
+    return nodes
+
+
+def _recompute_nodes(plan: Plan, spec: ModelSpec) -> list[Node]:
+    """Recompute for all layers, or for the first `layers` of every virtual stage."""
+    mode, count = plan.recompute.mode, plan.recompute.layers
+    if mode == "none":
+        return []
+    if count is None:
+        return [Node(pattern="layers", recompute=mode)]
+    nodes: list[Node] = []
+    start = 0
+    for layers in build_schedule(plan, spec.layers, 1).stages:
+        chosen = range(start, start + min(count, layers))
+        nodes += [Node(pattern=f"layers.{i}", recompute=mode) for i in chosen]
+        start += layers
+    return nodes
+
+
+def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
+    """The overlap and bucket defaults of the preset, unless the plan states them."""
+    overlapping = plan.preset in ("ddp", "fsdp", "deepspeed")
+
+    def choose(value: bool | None, default: bool) -> bool:
+        return default if value is None else value
+
+    bucket = plan.bucket_mib
+    first = None
+    if bucket is None and plan.preset == "ddp":
+        bucket, first = DDP_BUCKET_MIB, DDP_FIRST_BUCKET_MIB
+    elif bucket is None and plan.preset == "deepspeed":
+        bucket = 5e8 * 2 / MIB
+    elif bucket is None and plan.preset == "megatron":
+        dp = mesh.size(DATA_AXES)
+        bucket = max(40e6, 1e6 * dp) * 4 / MIB
+    return Runtime(
+        bucket_bytes=None if bucket is None else bucket * MIB,
+        first_bucket_bytes=None if first is None else first * MIB,
+        prefetch=plan.prefetch,
+        overlap_grad=choose(plan.overlap.grad, overlapping),
+        overlap_param=choose(plan.overlap.param, plan.preset == "fsdp" or (plan.zero or 0) >= 3),
+        overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
+        overlap_p2p=choose(plan.overlap.p2p, plan.interleave > 1),
+    )
+
+
+_NODE_KEYS = ("computation", "memory", "recompute", "keep_gathered", "reshard")
+
+
+def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
+    """Returns a Node from the mapping form used by `overrides` and by `explain plan`.
+
+    {computation: {dim: axis or [axes]}, memory: {role: {dim: [axes]}}, recompute: mode, ...}
+    Raises PlanError for unknown keys.
+    """
+    unknown = [key for key in value if key not in _NODE_KEYS]
+    if unknown:
+        raise PlanError(
+            [
+                Problem(
+                    what="unknown setting of a strategy node",
+                    where=f"plan.overrides[{pattern!r}].{key}",
+                    value=key,
+                    allowed=", ".join(_NODE_KEYS),
+                )
+                for key in unknown
+            ]
+        )
+    raw_memory = cast("Mapping[str, Mapping[str, Any]]", value.get("memory", {}))
+    return Node(
+        pattern=pattern,
+        computation=_splits(value.get("computation", {})),
+        memory={role: _splits(split) for role, split in raw_memory.items()},
+        recompute=cast("str | None", value.get("recompute")),
+        keep_gathered=cast("bool | None", value.get("keep_gathered")),
+        reshard=cast("bool | None", value.get("reshard")),
+    )
+
+
+def _splits(value: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {
+        str(dim): (axes,) if isinstance(axes, str) else tuple(str(axis) for axis in axes)
+        for dim, axes in value.items()
+    }
