@@ -41,3 +41,4 @@ class ModelSpec:
     window: int | None = None
     num_parameters: int | None = None
     source: str = ""
+    assumed: tuple[str, ...] = ()  # defaults taken for what the user left out

@@ -1,0 +1,138 @@
+"""Models by name, by file and inline: everything that ends in a ModelSpec.
+
+The catalog's models are data: src/foretrain/catalog/models/*.toml, one `[[model]]` table each.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import CatalogError, InternalError, Problem, nearest
+from foretrain.frontends.families import model_from_mapping
+from foretrain.frontends.hf_config import load_hf_config, model_from_hf_mapping
+from foretrain.frontends.spec import ModelSpec
+
+#: Endings of checkpoint names that do not change the shape of a model.
+_SAME_SHAPE = frozenset({"hf", "instruct", "chat", "base", "it", "meta"})
+_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[bmt](?![a-z0-9]))?|[a-z]+")
+
+
+def list_models() -> tuple[ModelSpec, ...]:
+    """Returns every model of the catalog, in order of name."""
+    return tuple(spec for _, spec in sorted(_entries().items()))
+
+
+def aliases() -> Mapping[str, str]:
+    """Returns the names people type besides the catalog's own -> the catalog's name."""
+    return {alias: name for alias, name in _names().items() if alias != name}
+
+
+def find_model(name: str) -> ModelSpec:
+    """Returns the model called `name`.
+
+    Case, separators, the owner before "/" and endings such as -instruct or -hf are ignored.
+    Raises CatalogError with the candidates for a name that is unknown or fits several models.
+    """
+    wanted = _tokens(name)
+    found = sorted({full for key, full in _names().items() if _tokens(key) == wanted})
+    if len(found) == 1:
+        return _entries()[found[0]]
+    near = found or sorted(
+        {full for key, full in _names().items() if wanted and set(wanted) <= set(_tokens(key))}
+    )
+    if near:
+        raise CatalogError(
+            Problem(
+                what="ambiguous model name" if len(near) > 1 else "unknown model",
+                where="model",
+                value=name,
+                way_out="did you mean " + " or ".join(repr(full) for full in near) + "?",
+            )
+        )
+    raise CatalogError(
+        Problem(
+            what="unknown model",
+            where="model",
+            value=name,
+            allowed=", ".join(sorted(_entries())),
+            way_out=" ".join(
+                part
+                for part in (
+                    nearest(name, _names()),
+                    "or give the path of a Hugging Face config.json or an inline mapping",
+                )
+                if part
+            ),
+        )
+    )
+
+
+def resolve_model(
+    value: str | Path | Mapping[str, Any], *, folder: Path | None = None
+) -> ModelSpec:
+    """Returns the model that a run file's `model` means.
+
+    A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a Path,
+    or a text that ends in .json or names an existing file, is a config.json, read relative to
+    `folder`; any other text is a catalog name. Raises InputError (CatalogError, FileFormatError).
+    """
+    if isinstance(value, Mapping):
+        if "model_type" in value:
+            return model_from_hf_mapping(value, name="inline", where="model")
+        return model_from_mapping(value)
+    path = Path(value).expanduser()
+    if folder is not None and not path.is_absolute():
+        path = folder / path
+    if isinstance(value, Path) or value.lower().endswith(".json"):
+        return load_hf_config(path)
+    try:
+        return find_model(value)
+    except CatalogError:
+        # a name of the catalog wins over a folder of the same name beside the run file
+        if value.startswith((".", "/", "~")) or path.exists():
+            return load_hf_config(path)
+        raise
+
+
+def _tokens(name: str) -> tuple[str, ...]:
+    """Returns what a name says: "meta-llama/Llama-3.1-70B-Instruct" -> llama, 3.1, 70b."""
+    words: list[str] = _TOKEN.findall(name.strip().rsplit("/", 1)[-1].lower())
+    return tuple(word for word in words if word not in _SAME_SHAPE)
+
+
+@cache
+def _tables() -> tuple[Mapping[str, Any], ...]:
+    folder = resources.files("foretrain.catalog") / "models"
+    tables: list[Mapping[str, Any]] = []
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".toml"):
+            tables += tomllib.loads(file.read_text(encoding="utf-8"))["model"]
+    return tuple(tables)
+
+
+@cache
+def _entries() -> Mapping[str, ModelSpec]:
+    entries: dict[str, ModelSpec] = {}
+    for table in _tables():
+        if table["name"] in entries:
+            raise InternalError(f"the catalog has two models {table['name']!r}")
+        shape = {key: value for key, value in table.items() if key != "aliases"}
+        spec = model_from_mapping(shape, where=f"catalog {table['name']}")
+        entries[table["name"]] = replace(spec, assumed=())  # the catalog states, it does not guess
+    return entries
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    names: dict[str, str] = {}
+    for table in _tables():
+        for key in (table["name"], *table.get("aliases", ())):
+            names[key] = table["name"]
+    return names

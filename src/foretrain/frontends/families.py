@@ -1,0 +1,282 @@
+"""Families of decoder transformers: what is usual where a model says nothing, and what is wrong.
+
+`model_from_mapping` reads the one vocabulary of inline models and of the catalog's files; the
+spellings of Megatron, Hugging Face, NeMo and llm-foundry are accepted for the same fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from foretrain.errors import InputError, Problem, nearest
+from foretrain.frontends.spec import ModelSpec
+
+_GPT: Mapping[str, Any] = {
+    "norm": "layernorm",
+    "activation": "gelu",
+    "positions": "learned",
+    "tied": True,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "norm_bias": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+_LLAMA: Mapping[str, Any] = {
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "tied": False,
+    "qkv_bias": False,
+    "out_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "max_positions": None,
+}
+
+#: What each family usually is. Vocabulary of gpt: 50257 padded by Megatron for 8-way tensor
+#: parallelism; of gpt2, llama, mistral and qwen2: that of the first released checkpoint.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "gpt": {**_GPT, "vocab": 51200, "max_positions": 2048},
+    "gpt2": {**_GPT, "vocab": 50257, "max_positions": 1024},
+    "llama": {**_LLAMA, "vocab": 32000},
+    "mistral": {**_LLAMA, "vocab": 32000},
+    "qwen2": {**_LLAMA, "vocab": 151936, "qkv_bias": True},
+}
+
+GATED = ("swiglu", "geglu")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "norm": ("layernorm", "rmsnorm"),
+    "activation": ("gelu", "relu", "silu", *GATED),
+    "positions": ("learned", "rotary", "alibi", "none"),
+}
+
+#: One concept, many spellings (Megatron, Hugging Face, NeMo, llm-foundry).
+SPELLINGS: Mapping[str, str] = {
+    "num_layers": "layers",
+    "num_hidden_layers": "layers",
+    "n_layer": "layers",
+    "n_layers": "layers",
+    "hidden_size": "hidden",
+    "n_embd": "hidden",
+    "d_model": "hidden",
+    "num_attention_heads": "heads",
+    "num_heads": "heads",
+    "n_head": "heads",
+    "n_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "num_query_groups": "kv_heads",
+    "num_kv_heads": "kv_heads",
+    "n_kv_heads": "kv_heads",
+    "kv_channels": "head_dim",
+    "ffn_hidden_size": "ffn",
+    "intermediate_size": "ffn",
+    "n_inner": "ffn",
+    "vocab_size": "vocab",
+    "max_position_embeddings": "max_positions",
+    "n_positions": "max_positions",
+    "tie_word_embeddings": "tied",
+    "sliding_window": "window",
+    "hidden_dropout": "dropout",
+    "resid_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+}
+
+_INTEGERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "max_positions",
+    "window",
+    "num_parameters",
+)
+_SHARES = ("dropout", "attention_dropout", "rotary_fraction")
+_FLAGS = (
+    "gated",
+    "tied",
+    "qkv_bias",
+    "out_bias",
+    "mlp_bias",
+    "norm_bias",
+    "head_bias",
+    "final_norm",
+)
+_TEXTS = ("name", "source")
+_REQUIRED = ("layers", "hidden", "heads")
+_KEYS = ("family", *_INTEGERS, *_SHARES, *_FLAGS, *_TEXTS, *CHOICES)
+
+
+def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
+    """Returns the ModelSpec of `{family, layers, hidden, heads, ...}`; `assumed` lists defaults.
+
+    What is left out takes the family's usual value; `kv_heads` that of `heads`, `head_dim`
+    hidden / heads, `ffn` 4 x hidden (gated: 8/3 x hidden, rounded up to a multiple of 256, as
+    Llama does). Raises InputError with every problem found, unknown keys included.
+    """
+    problems: list[Problem] = []
+    given = _canonical(mapping, where, problems)
+    family = given.pop("family", None)
+    if not isinstance(family, str) or family.lower() not in FAMILIES:
+        problems.append(
+            Problem(
+                what="missing family" if family is None else "unknown family",
+                where=f"{where}.family",
+                value=family,
+                allowed=", ".join(sorted(FAMILIES)),
+                way_out=nearest(str(family), FAMILIES),
+            )
+        )
+        family = "gpt"
+    family = family.lower()
+    values = _checked(given, where, problems)
+    problems += [
+        Problem(what="missing", where=f"{where}.{key}", way_out=f"a {family} model needs it")
+        for key in _REQUIRED
+        if given.get(key) is None
+    ]
+    values, assumed = _with_defaults(values, family)
+    problems += consistency_problems(values, where)
+    if problems:
+        raise InputError(problems)
+    named = values.pop("name", None) or f"{family}-l{values['layers']}-h{values['hidden']}"
+    return ModelSpec(name=named, family=family, assumed=assumed, **values)
+
+
+def _canonical(mapping: Mapping[str, Any], where: str, problems: list[Problem]) -> dict[str, Any]:
+    """Returns the mapping under our own names; null counts as left out."""
+    result: dict[str, Any] = {}
+    for raw, value in mapping.items():
+        key = SPELLINGS.get(str(raw), str(raw))
+        if key not in _KEYS:
+            problems.append(
+                Problem(
+                    what="unknown key",
+                    where=f"{where}.{raw}",
+                    value=value,
+                    allowed=", ".join(sorted(_KEYS)),
+                    way_out=nearest(str(raw), (*_KEYS, *SPELLINGS)),
+                )
+            )
+        elif key in result and result[key] != value:
+            problems.append(
+                Problem(what=f"{key} is given twice, differently", where=f"{where}.{raw}")
+            )
+        elif value is not None:
+            result[key] = value
+    return result
+
+
+def _checked(given: Mapping[str, Any], where: str, problems: list[Problem]) -> dict[str, Any]:
+    """Returns the values that have the right type and range; the others become problems."""
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        checked, allowed = check_value(key, value)
+        if allowed:
+            problems.append(
+                Problem(what="bad value", where=f"{where}.{key}", value=value, allowed=allowed)
+            )
+        else:
+            result[key] = checked
+    return result
+
+
+def check_value(key: str, value: object) -> tuple[Any, str]:
+    """Returns the value of a model field and an empty text, or what is allowed instead."""
+    number: float | None = None
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        number = value
+    if key in _INTEGERS:
+        if number is not None and number >= 1 and number == int(number):
+            return int(number), ""
+        return None, "a whole number of at least 1"
+    if key in _SHARES:
+        if number is not None and 0 <= number <= 1:
+            return float(number), ""
+        return None, "a number from 0 to 1"
+    if key in _FLAGS:
+        return (value, "") if isinstance(value, bool) else (None, "true or false")
+    if not isinstance(value, str) or not value:
+        return None, "a text"
+    if key in CHOICES and value.lower() not in CHOICES[key]:
+        return None, ", ".join(CHOICES[key])
+    return (value.lower() if key in CHOICES else value), ""
+
+
+def _with_defaults(
+    values: Mapping[str, Any], family: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns all values and one line for each default that decides work or memory."""
+    result = {**FAMILIES[family], **values}
+    assumed: list[str] = [
+        f"{key} {result[key]}, usual for {family}"
+        for key in ("vocab", "max_positions", "tied", "dropout")
+        if key not in values and result.get(key) is not None
+    ]
+    if "activation" not in values and values.get("gated") is not None:
+        result["activation"] = "swiglu" if values["gated"] else "gelu"
+    gated = result["activation"] in GATED
+    result.setdefault("gated", gated)
+    heads, hidden = values.get("heads"), values.get("hidden")
+    if "kv_heads" not in values and heads:
+        result["kv_heads"] = heads
+        assumed.append(f"kv_heads {heads}, as many as heads")
+    if "head_dim" not in values and heads and hidden and hidden % heads == 0:
+        result["head_dim"] = hidden // heads
+    if "ffn" not in values and hidden:
+        result["ffn"] = 256 * math.ceil(8 * hidden // 3 / 256) if gated else 4 * hidden
+        assumed.append(f"ffn {result['ffn']}, usual for {family}")
+    return result, tuple(assumed)
+
+
+def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]:
+    """Returns what is wrong between fields that are each right on their own."""
+    problems: list[Problem] = []
+    heads, hidden = values.get("heads"), values.get("hidden")
+    kv_heads = values.get("kv_heads")
+    if heads and hidden and not values.get("head_dim") and hidden % heads:
+        problems.append(
+            Problem(
+                what=f"hidden {hidden} is not divisible by heads {heads}",
+                where=f"{where}.hidden",
+                value=hidden,
+                way_out="change one of them or give head_dim",
+            )
+        )
+    if heads and kv_heads and heads % kv_heads:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        problems.append(
+            Problem(
+                what=f"kv_heads {kv_heads} does not divide heads {heads}",
+                where=f"{where}.kv_heads",
+                value=kv_heads,
+                allowed=", ".join(map(str, divisors)),
+            )
+        )
+    activation = values.get("activation")
+    gated = values.get("gated")
+    if activation is not None and gated is not None and gated != (activation in GATED):
+        problems.append(
+            Problem(
+                what=f"activation {activation} contradicts gated {str(gated).lower()}",
+                where=f"{where}.activation",
+                value=activation,
+                way_out="gated activations are " + ", ".join(GATED),
+            )
+        )
+    if values.get("positions") == "learned" and not values.get("max_positions"):
+        problems.append(
+            Problem(
+                what="learned positions need the size of their table",
+                where=f"{where}.max_positions",
+            )
+        )
+    return problems
