@@ -60,6 +60,7 @@ clean:
 # The environment. The stamps make a second call cheap and a changed pin effective.
 
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; foretrain needs Python 3.11 or newer."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "foretrain needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make PYTHON=python3.12 demo"; exit 1; }
