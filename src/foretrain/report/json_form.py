@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 from foretrain.errors import InternalError, Problem
 from foretrain.report.run_form import run_form
@@ -108,11 +108,11 @@ def _rank_class(rank_class: ClassResult) -> dict[str, Any]:
 def _not_finite(value: Any, path: str) -> list[Problem]:
     """Returns one problem for every number below `value` that JSON cannot hold."""
     if isinstance(value, Mapping):
-        items: Mapping[str, Any] = value
+        items = cast("Mapping[str, Any]", value)
         return [p for key, item in items.items() for p in _not_finite(item, f"{path}.{key}")]
     if isinstance(value, float) and not isfinite(value):
         return [Problem(what=f"the number is {value}", where=path.lstrip("."))]
     if isinstance(value, list):
-        entries: list[Any] = value
+        entries = cast("list[Any]", value)
         return [p for i, item in enumerate(entries) for p in _not_finite(item, f"{path}[{i}]")]
     return []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, cast
 
 from foretrain.frontends.spec import ModelSpec
 from foretrain.run.spec import RunSpec, Training
@@ -61,9 +62,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Recompute, Overlap)):
         return {name: item for name, item in asdict(value).items() if item is not None}
     if isinstance(value, tuple):
-        items: tuple[Any, ...] = value
-        return [_plain(item) for item in items]
-    if isinstance(value, dict):
-        mapping: dict[str, Any] = value
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[str, Any]", value)
         return {key: _plain(item) for key, item in mapping.items()}
     return value
