@@ -1,0 +1,107 @@
+"""Defaults of a run: what each preset's framework does when nothing is said, one line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foretrain.frontends.spec import ModelSpec
+from foretrain.strategy.plan import Plan
+
+#: ZeRO stage of a preset that is given no stage (Megatron without its distributed optimizer,
+#: FSDP's full shard, DeepSpeed's stage 1, replicas).
+ZERO: Mapping[str, int] = {"megatron": 0, "fsdp": 3, "deepspeed": 1, "ddp": 0, "plain": 0}
+
+OPTIMIZER = "adamw"
+
+#: Presets whose framework pads the vocabulary, to a multiple of this times tp
+#: (Megatron-LM, --make-vocab-size-divisible-by).
+PADDING_PRESETS = ("megatron", "deepspeed")
+VOCAB_MULTIPLE = 128
+
+
+def settle_plan(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
+    """Returns the plan with its preset's defaults, and a line for each default taken."""
+    lines: list[str] = []
+    preset = f"default of preset {plan.preset}"
+    if plan.zero is None:
+        plan = replace(plan, zero=ZERO[plan.preset])
+        lines.append(f"zero = {plan.zero} ({preset})")
+    if plan.sequence_parallel is None:
+        plan = replace(plan, sequence_parallel=False)
+        if plan.tp > 1:
+            lines.append(f"sequence_parallel = false ({preset})")
+    if plan.schedule is None:
+        word = "interleaved" if plan.interleave > 1 else "1f1b"
+        plan = replace(plan, schedule=word)
+        if plan.pp > 1:
+            why = f"interleave {plan.interleave}" if plan.interleave > 1 else preset
+            lines.append(f"schedule = {word} ({why})")
+    if "recompute" not in given:
+        lines.append("recompute = none (not given)")
+    return plan, lines
+
+
+def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
+    """Returns the plan without settings that cannot act, and a warning for each of them."""
+    warnings: list[str] = []
+
+    def idle(key: str, why: str) -> None:
+        warnings.append(f"plan.{key} has no effect: {why}")
+
+    if plan.pp == 1:
+        if plan.interleave > 1:
+            plan = replace(plan, interleave=1)
+            idle("interleave", "pp is 1")
+        if plan.in_flight is not None:
+            plan = replace(plan, in_flight=None)
+            idle("in_flight", "pp is 1")
+        if plan.schedule is not None:
+            plan = replace(plan, schedule="1f1b")
+            if "schedule" in given:
+                idle("schedule", "pp is 1")
+    if plan.sequence_parallel and plan.tp == 1:
+        plan = replace(plan, sequence_parallel=False)
+        idle("sequence_parallel", "tp is 1")
+    if plan.shard is not None and (plan.zero or ZERO[plan.preset]) == 0:
+        plan = replace(plan, shard=None)
+        idle("shard", "zero is 0")
+    sharded = plan.preset == "fsdp" or plan.zero == 3
+    for key in ("reshard", "prefetch"):
+        if key in given and not sharded:
+            idle(key, "the plan gathers no weights")
+    return plan, warnings
+
+
+def pad_vocabulary(spec: ModelSpec, plan: Plan) -> tuple[ModelSpec, list[str]]:
+    """Returns the model as the preset's framework builds it, with a line when rows were added."""
+    unit = VOCAB_MULTIPLE * plan.tp
+    padded = -(-spec.vocab // unit) * unit
+    if plan.preset not in PADDING_PRESETS or padded == spec.vocab:
+        return spec, []
+    line = (
+        f"vocabulary padded from {spec.vocab} to {padded} (a multiple of {VOCAB_MULTIPLE} x tp "
+        f"{plan.tp}, as preset {plan.preset} does)"
+    )
+    return replace(spec, vocab=padded), [line]
+
+
+def plan_warnings(spec: ModelSpec, plan: Plan, *, sequence: int, microbatches: int) -> list[str]:
+    """Returns what is valid but rarely wanted."""
+    warnings: list[str] = []
+    if plan.tp > 1 and not plan.sequence_parallel:
+        warnings.append(
+            "sequence_parallel is off: norms and dropout are repeated on all "
+            f"{plan.tp} tensor-parallel ranks; turning it on saves activation memory"
+        )
+    if plan.pp > 1 and microbatches < plan.pp:
+        warnings.append(
+            f"{microbatches} micro-batches do not fill {plan.pp} pipeline stages: some are always "
+            "idle"
+        )
+    limit = spec.max_positions
+    if limit is not None and sequence > limit and spec.positions != "learned":
+        warnings.append(
+            f"sequence {sequence} is beyond the {limit} positions that {spec.name} was made for"
+        )
+    return warnings

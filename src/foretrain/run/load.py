@@ -1,0 +1,207 @@
+"""Reading a run: a YAML or JSON file, a mapping, or flags alone, settled into a RunSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import PlanError, Problem
+from foretrain.frontends.spec import ModelSpec
+from foretrain.hardware.cluster import Cluster
+from foretrain.run.aliases import OPTIMIZER_SYNONYMS
+from foretrain.run.batch import Batch, settle_batch
+from foretrain.run.defaults import (
+    OPTIMIZER,
+    drop_idle_settings,
+    pad_vocabulary,
+    plan_warnings,
+    settle_plan,
+)
+from foretrain.run.fields import Fields, collect_fields
+from foretrain.run.parts import read_cluster, read_model, read_stack
+from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
+from foretrain.run.precision import PURE, check_precision, expand_precision, read_precision
+from foretrain.run.spec import RunSpec, Training
+from foretrain.run.stacks import load_stack, usual_stack
+from foretrain.run.values import Section
+from foretrain.run.yaml_file import Document, read_document
+from foretrain.stack import Stack
+from foretrain.strategy.checks import Numbers, check_plan, data_parallel
+from foretrain.strategy.plan import Plan
+
+OPTIMIZERS = ("none", "sgd", "adam", "adamw")
+
+
+def load_run(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    """Returns the resolved run of a file, a mapping or flags.
+
+    Args:
+        source: path of a YAML or JSON run file, the same content as a mapping, or None when the
+            flags say everything.
+        overrides: `plan.tp=4` texts, or a mapping of such paths; laid over file and flags.
+        flags: fields by bare name (`tp`) or path (`plan.tp`); None values are absent.
+
+    Raises:
+        InputError: with every problem found in the file, the names, the plan and the batch.
+    """
+    document = _document(source)
+    fields = collect_fields(document, flags, overrides)
+    run = _settle(fields, Path(document.name).parent if document.name else None)
+    if run is None or fields.problems:
+        raise fields.error()
+    return run
+
+
+def _document(source: str | Path | Mapping[str, Any] | None) -> Document:
+    if source is None:
+        return Document(values={})
+    if isinstance(source, Mapping):
+        return Document(values={str(key): value for key, value in source.items()})
+    return read_document(Path(source))
+
+
+def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
+    """Returns the run, None when too much is wrong to go on; problems end in `fields`."""
+    lines: list[str] = []
+    model = read_model(fields, folder)
+    cluster = read_cluster(fields, folder)
+    section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
+    preset, stack = _preset_and_stack(fields, folder, section, cluster, lines)
+    plan = read_plan(section, preset=preset)
+    fields.refuse(refused_overrides(plan), PlanError)
+    words = _read_words(fields, cluster, lines)
+    if model is None or cluster is None or stack is None:
+        return None
+    given = {key for key in section.values if section.has(key)}
+    plan, warnings = drop_idle_settings(plan, given)
+    plan, taken = settle_plan(plan, given)
+    model, padded = pad_vocabulary(model, plan)
+    training = _training(fields, words, model, plan, stack, cluster, lines)
+    if training is None:
+        return None
+    dp = data_parallel(plan, cluster.num_devices)
+    if dp is not None:
+        count = training.accumulation(dp)
+        sequence = training.sequence or 0
+        warnings += plan_warnings(model, plan, sequence=sequence, microbatches=count)
+    return RunSpec(
+        model=model,
+        training=training,
+        plan=replace(plan, dp=dp),
+        cluster=cluster,
+        stack=stack,
+        assumptions=(*lines, *taken, *padded),
+        warnings=tuple(warnings),
+        source={key: value for key, value in fields.values.items() if value},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """The training section as given; None where a word is absent or wrong."""
+
+    sequence: int | None
+    global_batch: int | None
+    microbatch: int | None
+    accumulation: int | None
+    precision: str
+    roles: Mapping[str, str]
+    optimizer: str
+
+
+def _read_words(fields: Fields, cluster: Cluster | None, lines: list[str]) -> _Words:
+    section = Section(path="training", values=fields.section("training"), problems=fields.problems)
+    if not section.has("sequence"):
+        what, way_out = "sequence is missing: the training length in tokens", "e.g. sequence: 4096"
+        fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
+    has_bf16 = cluster is None or cluster.device.supports("bf16")
+    default = "bf16" if has_bf16 else "fp16"
+    precision, roles = read_precision(section, default)
+    if not section.has("precision"):
+        why = "not given" if has_bf16 else "not given; the device has no bf16"
+        lines.append(f"precision = {precision} ({why})")
+    optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS) or OPTIMIZER
+    if not section.has("optimizer"):
+        lines.append(f"optimizer = {optimizer} (not given)")
+    return _Words(
+        sequence=section.integer("sequence"),
+        global_batch=section.integer("global_batch"),
+        microbatch=section.integer("microbatch"),
+        accumulation=section.integer("accumulation"),
+        precision=precision,
+        roles=roles,
+        optimizer=optimizer,
+    )
+
+
+def _training(
+    fields: Fields,
+    words: _Words,
+    model: ModelSpec,
+    plan: Plan,
+    stack: Stack,
+    cluster: Cluster,
+    lines: list[str],
+) -> Training | None:
+    """The settled training section; also checks the plan against model, batch and cluster."""
+    dp = data_parallel(plan, cluster.num_devices)
+    batch = Batch(global_batch=words.global_batch or 1, microbatch=words.microbatch or 1)
+    if dp is not None:
+        batch = settle_batch(
+            words.global_batch,
+            words.microbatch,
+            words.accumulation,
+            dp=dp,
+            pp=plan.pp,
+            problems=fields.problems,
+        )
+        lines += batch.assumptions
+    numbers = Numbers(
+        num_devices=cluster.num_devices,
+        sequence=words.sequence,
+        global_batch=batch.global_batch,
+        microbatch=batch.microbatch,
+    )
+    fields.refuse(check_plan(model, plan, numbers), PlanError)
+    fields.refuse(check_precision(words.precision, words.roles, cluster.device), PlanError)
+    roles = expand_precision(words.precision, words.roles, preset=plan.preset, stack=stack)
+    if roles is None:
+        what = f"not modelled yet with stack {stack.name}"
+        where, value = "training.precision", words.precision
+        fields.refuse([Problem(what=what, where=where, value=value)], PlanError)
+        return None
+    return Training(
+        sequence=words.sequence,
+        global_batch=batch.global_batch,
+        microbatch=batch.microbatch,
+        precision=PURE.get(words.precision, words.precision),
+        roles=roles,
+        optimizer=words.optimizer,
+    )
+
+
+def _preset_and_stack(
+    fields: Fields, folder: Path | None, section: Section, cluster: Cluster | None, lines: list[str]
+) -> tuple[str, Stack | None]:
+    """The preset given, else the stack's, else what suits the cluster; and its usual stack."""
+    stack = read_stack(fields, folder)
+    preset = read_preset(section)
+    if preset is None:
+        preset, why = "megatron", "not given"
+        if stack is not None:
+            preset, why = stack.preset, f"usual with stack {stack.name}"
+        elif cluster is not None and cluster.num_devices == 1:
+            preset, why = "plain", "one device"
+        lines.append(f"preset = {preset} ({why})")
+    if stack is None and "stack" not in fields.values:
+        has_bf16 = cluster is None or cluster.device.supports("bf16")
+        stack = load_stack(usual_stack(preset, has_bf16=has_bf16))
+        lines.append(f"stack = {stack.name} (usual with preset {preset})")
+    return preset, stack

@@ -1,0 +1,149 @@
+"""Loading stack files: catalog/stacks/*.toml, or a TOML file of one's own."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from foretrain.errors import CatalogError, FileFormatError, Problem, nearest
+from foretrain.graph.precision import Precision
+from foretrain.stack import Stack
+from foretrain.strategy.plan import PRESETS
+from foretrain.units import COMPUTE_DTYPES
+
+#: The stack that people usually run a preset with.
+USUAL_STACK: Mapping[str, str] = {
+    "megatron": "megatron-te",
+    "fsdp": "fsdp",
+    "deepspeed": "deepspeed",
+    "ddp": "pytorch-eager",
+    "plain": "pytorch-eager",
+}
+
+ROLES = tuple(field.name for field in fields(Precision))
+
+
+def list_stacks() -> list[str]:
+    """Returns the names of all stacks of the catalog, sorted."""
+    folder = resources.files("foretrain.catalog") / "stacks"
+    if not folder.is_dir():
+        return []
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def load_stack(name: str) -> Stack:
+    """Returns the stack of the catalog called `name`, or that of a TOML file at this path.
+
+    Raises:
+        CatalogError: there is no such stack.
+        FileFormatError: the file is not readable, or a field is unknown or of the wrong type.
+    """
+    word = name.strip().lower().replace("_", "-")
+    known = list_stacks()
+    if word in known:
+        text = (resources.files("foretrain.catalog") / "stacks" / f"{word}.toml").read_text("utf-8")
+        return parse_stack(text, f"stacks/{word}.toml")
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return parse_stack(path.read_text("utf-8"), str(path))
+        except OSError as error:
+            what = f"cannot read the stack file: {error.strerror or error}"
+            raise FileFormatError(Problem(what=what, where=name)) from None
+        except UnicodeDecodeError:
+            raise FileFormatError(Problem(what="not a text file in UTF-8", where=name)) from None
+    raise CatalogError(
+        Problem(
+            what="unknown stack",
+            where="stack",
+            value=name,
+            allowed=f"{', '.join(known)}, or a .toml file",
+            way_out=nearest(word, known),
+        )
+    )
+
+
+def usual_stack(preset: str, *, has_bf16: bool) -> str:
+    """Returns the stack that a preset is usually run with on a device.
+
+    Transformer Engine needs the generation that brought bf16 (Ampere): before it, plain Megatron.
+    """
+    name = USUAL_STACK[preset]
+    return "megatron" if name == "megatron-te" and not has_bf16 else name
+
+
+def parse_stack(text: str, where: str) -> Stack:
+    """Returns the stack of a TOML text; FileFormatError with every problem found."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(Problem(what=f"not valid TOML: {error}", where=where)) from None
+    known = [field.name for field in fields(Stack)]
+    problems = [
+        Problem(what="unknown field", where=f"{where}: {key}", way_out=nearest(key, known))
+        for key in values
+        if key not in known
+    ]
+    problems += [
+        Problem(what="required field is missing", where=f"{where}: {key}")
+        for key in ("name", "preset")
+        if key not in values
+    ]
+    problems += [*_not_finite(values, where), *_wrong_precision(values, where)]
+    if values.get("preset", "plain") not in PRESETS:
+        value, allowed = values["preset"], ", ".join(PRESETS)
+        place = f"{where}: preset"
+        problems.append(Problem(what="unknown preset", where=place, value=value, allowed=allowed))
+    if problems:
+        raise FileFormatError(problems)
+    try:
+        return msgspec.convert(values, Stack)
+    except msgspec.ValidationError as error:
+        raise FileFormatError(Problem(what=str(error), where=where)) from None
+
+
+def _not_finite(value: object, where: str) -> list[Problem]:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, object]", value).items()
+        return [problem for key, item in items for problem in _not_finite(item, f"{where}: {key}")]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    if math.isfinite(value) and value >= 0:
+        return []
+    return [Problem(what="must be a finite number >= 0", where=where, value=value)]
+
+
+def _wrong_precision(values: Mapping[str, Any], where: str) -> list[Problem]:
+    tables = values.get("precision", {})
+    if not isinstance(tables, Mapping):
+        return [Problem(what="must be a table", where=f"{where}: precision", value=tables)]
+    problems: list[Problem] = []
+    for word, roles in cast("Mapping[str, Any]", tables).items():
+        place = f"{where}: precision.{word}"
+        if not isinstance(roles, Mapping):
+            problems.append(Problem(what="must be a table of roles", where=place, value=roles))
+            continue
+        for role, dtype in cast("Mapping[str, Any]", roles).items():
+            if role not in ROLES:
+                allowed = ", ".join(ROLES)
+                problems.append(
+                    Problem(what="unknown role", where=f"{place}.{role}", allowed=allowed)
+                )
+            elif dtype not in COMPUTE_DTYPES and not (role == "master" and dtype == "none"):
+                allowed = ", ".join(COMPUTE_DTYPES)
+                problems.append(
+                    Problem(
+                        what="unknown dtype",
+                        where=f"{place}.{role}",
+                        value=dtype,
+                        allowed=allowed,
+                    )
+                )
+    return problems

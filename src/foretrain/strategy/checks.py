@@ -1,0 +1,328 @@
+"""What a plan must satisfy: pure functions from model, plan and batch to a list of problems.
+
+Each problem names the values in conflict, the allowed values and the nearest valid choice. Nothing
+here stops at the first problem, and nothing here changes a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log
+
+from foretrain.errors import Problem
+from foretrain.frontends.spec import ModelSpec
+from foretrain.strategy.plan import Plan
+
+#: More micro-batches than any real step has; a typing error would keep the simulator busy for long.
+MAX_MICROBATCHES = 100_000
+
+#: ZeRO stages that each preset's framework offers.
+ZERO_STAGES: dict[str, tuple[int, ...]] = {
+    "megatron": (0, 1, 2, 3),
+    "fsdp": (0, 2, 3),
+    "deepspeed": (0, 1, 2, 3),
+    "ddp": (0, 1),
+    "plain": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a plan is checked against besides the model: batch, length and number of devices."""
+
+    num_devices: int
+    sequence: int | None
+    global_batch: int
+    microbatch: int
+
+    def microbatches(self, dp: int) -> int:
+        """Returns the whole micro-batches of one data-parallel rank and optimizer step."""
+        return self.global_batch // (self.microbatch * dp)
+
+
+def check_plan(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list[Problem]:
+    """Returns everything that is wrong with a plan, empty when it is valid."""
+    problems = [
+        *check_degrees(spec, plan, numbers.num_devices),
+        *check_tensor_parallel(spec, plan, numbers.num_devices, numbers.sequence),
+        *check_stages(spec, plan),
+        *check_sequence(spec, numbers.sequence),
+    ]
+    dp = data_parallel(plan, numbers.num_devices)
+    if dp is not None:
+        problems += [
+            *check_batch(numbers, dp),
+            *check_schedule(plan, numbers, dp),
+            *check_sharding(plan, dp),
+        ]
+    return problems
+
+
+def data_parallel(plan: Plan, num_devices: int) -> int | None:
+    """Returns devices / (tp x pp x cp), None when that is not whole or not the given dp."""
+    dp, rest = divmod(num_devices, plan.tp * plan.pp * plan.cp)
+    if rest or dp == 0 or (plan.dp is not None and plan.dp != dp):
+        return None
+    return dp
+
+
+def check_degrees(spec: ModelSpec, plan: Plan, num_devices: int) -> list[Problem]:
+    """Returns the problem of degrees whose product is not the number of devices."""
+    if data_parallel(plan, num_devices) is not None:
+        return []
+    model_parallel = plan.tp * plan.pp * plan.cp
+    terms = f"tp {plan.tp} x pp {plan.pp}" + (f" x cp {plan.cp}" if plan.cp > 1 else "")
+    if num_devices % model_parallel == 0:
+        dp = num_devices // model_parallel
+        what = f"{terms} x dp {plan.dp} = {model_parallel * (plan.dp or 1)}"
+        return [
+            Problem(
+                what=f"{what}, but the cluster has {num_devices} devices",
+                where="plan.dp",
+                value=plan.dp,
+                allowed=f"{dp}",
+                way_out=f"leave dp out, or use a cluster of {model_parallel * (plan.dp or 1)}",
+            )
+        ]
+    key, allowed = _degree_to_change(spec, plan, num_devices)
+    value = plan.tp if key == "tp" else plan.pp
+    what = f"{terms} = {model_parallel} does not divide the {num_devices} devices of the cluster"
+    return [_choice(what, f"plan.{key}", value, allowed, key)]
+
+
+def _degree_to_change(spec: ModelSpec, plan: Plan, num_devices: int) -> tuple[str, list[int]]:
+    """The degree that is wrong by itself (else pp), and the values that would do."""
+    pipeline = [
+        p
+        for p in divisors(num_devices // plan.tp or 1)
+        if num_devices % (plan.tp * p) == 0 and spec.layers % (p * plan.interleave) == 0
+    ]
+    if plan.pp == 1 or num_devices % plan.tp or not pipeline:
+        return "tp", tensor_degrees(spec, num_devices)
+    return "pp", pipeline
+
+
+def tensor_degrees(spec: ModelSpec, num_devices: int) -> list[int]:
+    """Returns the tensor-parallel degrees that suit heads, MLP width and the devices."""
+    return [
+        t
+        for t in divisors(num_devices)
+        if spec.heads % t == 0 and _kv_fits(spec, t) and spec.ffn % t == 0
+    ]
+
+
+def _kv_fits(spec: ModelSpec, tp: int) -> bool:
+    # fewer key-value heads than ranks: each head is kept by tp / kv_heads ranks
+    return spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
+
+
+def check_tensor_parallel(
+    spec: ModelSpec, plan: Plan, num_devices: int, sequence: int | None
+) -> list[Problem]:
+    """Returns the dims of the model that tensor parallelism cannot split evenly."""
+    tp = plan.tp
+    if tp == 1:
+        return []
+    allowed = tensor_degrees(spec, num_devices)
+    problems: list[Problem] = []
+
+    def refuse(what: str) -> None:
+        problems.append(_choice(what, "plan.tp", tp, allowed, "tp"))
+
+    if spec.heads % tp:
+        refuse(f"tp {tp} does not divide the {spec.heads} attention heads")
+    elif not _kv_fits(spec, tp):
+        refuse(f"tp {tp} is no divisor or multiple of the {spec.kv_heads} key-value heads")
+    if spec.ffn % tp:
+        refuse(f"tp {tp} does not divide the MLP width {spec.ffn}")
+    if spec.vocab % tp:
+        what = f"tp {tp} does not divide the vocabulary of {spec.vocab}"
+        up = -(-spec.vocab // tp) * tp
+        way_out = f"pad it (--set model.vocab={up}); the presets megatron and deepspeed do"
+        problems.append(Problem(what=what, where="plan.tp", value=tp, way_out=way_out))
+    if plan.sequence_parallel and sequence and sequence % tp:
+        problems.append(
+            _multiple(
+                f"sequence {sequence} is not a multiple of tp {tp}, which sequence_parallel needs",
+                "training.sequence",
+                sequence,
+                tp,
+            )
+        )
+    return problems
+
+
+def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Returns what is wrong with the division of the layers over virtual stages."""
+    chunks = plan.pp * plan.interleave
+    terms = f"pp {plan.pp}" + (f" x interleave {plan.interleave}" if plan.interleave > 1 else "")
+    if plan.stages is not None:
+        problems: list[Problem] = []
+        if len(plan.stages) != chunks:
+            what = f"stages has {len(plan.stages)} entries, {terms} needs {chunks}"
+            problems.append(Problem(what=what, where="plan.stages", value=list(plan.stages)))
+        if sum(plan.stages) != spec.layers:
+            what = f"stages add up to {sum(plan.stages)} layers, {spec.name} has {spec.layers}"
+            way_out = f"e.g. {even_stages(spec.layers, chunks)}" if chunks <= spec.layers else ""
+            value = list(plan.stages)
+            problems.append(Problem(what=what, where="plan.stages", value=value, way_out=way_out))
+        return problems
+    if spec.layers % chunks == 0:
+        return []
+    what = f"{terms} = {chunks} virtual stages do not divide the {spec.layers} layers evenly"
+    key = "interleave" if plan.interleave > 1 and spec.layers % plan.pp == 0 else "pp"
+    if key == "interleave":
+        allowed = divisors(spec.layers // plan.pp)
+    else:
+        allowed = [p for p in divisors(spec.layers) if spec.layers % (p * plan.interleave) == 0]
+    value = plan.interleave if key == "interleave" else plan.pp
+    problem = _choice(what, f"plan.{key}", value, allowed, key)
+    if chunks > spec.layers:
+        return [problem]
+    stages = ", ".join(str(n) for n in even_stages(spec.layers, chunks))
+    return [_with_way_out(problem, f"or give stages: [{stages}]")]
+
+
+def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:
+    """Returns what is wrong between schedule, interleaving, in-flight limit and micro-batches."""
+    problems: list[Problem] = []
+    count = numbers.microbatches(dp)
+    if plan.schedule == "interleaved" and plan.interleave == 1 and plan.pp > 1:
+        what = "the interleaved schedule needs several chunks per rank"
+        problems.append(Problem(what=what, where="plan.interleave", value=1, allowed="2 or more"))
+    if plan.schedule in ("gpipe", "1f1b") and plan.interleave > 1 and plan.pp > 1:
+        what = f"schedule {plan.schedule} has one chunk per rank, interleave is {plan.interleave}"
+        way_out = "use schedule interleaved, or interleave 1"
+        problems.append(Problem(what=what, where="plan.schedule", way_out=way_out))
+    if plan.interleave > 1 and plan.pp > 1 and count % plan.pp:
+        unit = numbers.microbatch * dp * plan.pp
+        what = (
+            f"{count} micro-batches are not a multiple of pp {plan.pp}, which the interleaved "
+            "schedule needs"
+        )
+        value = numbers.global_batch
+        problems.append(_multiple(what, "training.global_batch", value, unit))
+    if count > MAX_MICROBATCHES:
+        what = f"{count} micro-batches per step"
+        problems.append(
+            Problem(what=what, where="training.global_batch", allowed=f"<= {MAX_MICROBATCHES}")
+        )
+    return problems + _check_in_flight(plan, count)
+
+
+def _check_in_flight(plan: Plan, count: int) -> list[Problem]:
+    if plan.in_flight is None:
+        return []
+    limits = (plan.in_flight,) if isinstance(plan.in_flight, int) else plan.in_flight
+    value = plan.in_flight if isinstance(plan.in_flight, int) else list(plan.in_flight)
+    problems: list[Problem] = []
+    if not isinstance(plan.in_flight, int) and len(limits) != plan.pp:
+        what = f"in_flight has {len(limits)} entries, pp is {plan.pp}"
+        problems.append(Problem(what=what, where="plan.in_flight", value=value))
+    if count >= 1 and not all(1 <= limit <= count for limit in limits):
+        what = "out of range: the step has that many micro-batches"
+        problems.append(
+            Problem(what=what, where="plan.in_flight", value=value, allowed=f"1 to {count}")
+        )
+    return problems
+
+
+def check_batch(numbers: Numbers, dp: int) -> list[Problem]:
+    """Returns the problem of a global batch that is not whole micro-batches on every rank."""
+    unit = numbers.microbatch * dp
+    if numbers.global_batch % unit == 0:
+        return []
+    what = (
+        f"global_batch {numbers.global_batch} is not a multiple of microbatch x dp = "
+        f"{numbers.microbatch} x {dp} = {unit}"
+    )
+    return [_multiple(what, "training.global_batch", numbers.global_batch, unit)]
+
+
+def check_sequence(spec: ModelSpec, sequence: int | None) -> list[Problem]:
+    """Returns the problem of a length beyond a learned table of positions."""
+    limit = spec.max_positions
+    if sequence is None or limit is None or sequence <= limit or spec.positions != "learned":
+        return []
+    what = f"longer than the {limit} learned positions of {spec.name}"
+    return [
+        Problem(
+            what=what,
+            where="training.sequence",
+            value=sequence,
+            allowed=f"1 to {limit}",
+            way_out="a longer table is another model: --set model.max_positions=" + str(sequence),
+        )
+    ]
+
+
+def check_sharding(plan: Plan, dp: int) -> list[Problem]:
+    """Returns what is wrong with ZeRO stage and sharding group."""
+    problems: list[Problem] = []
+    stages = ZERO_STAGES.get(plan.preset, (0, 1, 2, 3))
+    if plan.preset == "deepspeed" and plan.pp > 1:
+        stages = (0, 1)  # its pipeline engine refuses to shard gradients and weights
+    if plan.zero is not None and plan.zero not in stages:
+        what = f"preset {plan.preset}" + (" with pipeline stages" if plan.pp > 1 else "")
+        allowed = ", ".join(str(stage) for stage in stages)
+        what = f"{what} has no ZeRO stage {plan.zero}"
+        problems.append(Problem(what=what, where="plan.zero", value=plan.zero, allowed=allowed))
+    if plan.shard is not None and (plan.shard > dp or dp % plan.shard):
+        what = f"shard {plan.shard} does not divide the {dp} data-parallel ranks"
+        problems.append(_choice(what, "plan.shard", plan.shard, divisors(dp), "shard"))
+    return problems
+
+
+def divisors(number: int) -> list[int]:
+    """Returns the divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def even_stages(layers: int, chunks: int) -> list[int]:
+    """Returns layers per virtual stage, as even as possible, the longer stages first."""
+    base, extra = divmod(layers, chunks)
+    return [base + 1] * extra + [base] * (chunks - extra)
+
+
+def nearest_choice(value: int, allowed: Sequence[int]) -> int:
+    """Returns the allowed value with the smallest ratio to `value`, the smaller one of two."""
+
+    def distance(choice: int) -> tuple[float, int]:
+        return abs(log(choice / value)), choice
+
+    return min(allowed, key=distance)
+
+
+def _choice(what: str, where: str, value: int, allowed: Iterable[int], key: str) -> Problem:
+    options = list(allowed)
+    return Problem(
+        what=what,
+        where=where,
+        value=value,
+        allowed=", ".join(str(option) for option in options),
+        way_out=f"nearest: {key} {nearest_choice(value, options)}" if options else "",
+    )
+
+
+def _multiple(what: str, where: str, value: int, unit: int) -> Problem:
+    below, above = value // unit * unit, (value // unit + 1) * unit
+    near = f"{below} or {above}" if below else f"{above}"
+    return Problem(
+        what=what,
+        where=where,
+        value=value,
+        allowed=f"multiples of {unit}",
+        way_out=f"nearest: {near}",
+    )
+
+
+def _with_way_out(problem: Problem, more: str) -> Problem:
+    return Problem(
+        what=problem.what,
+        where=problem.where,
+        value=problem.value,
+        allowed=problem.allowed,
+        way_out=", ".join(part for part in (problem.way_out, more) if part),
+    )
