@@ -49,6 +49,13 @@ def test_relative_links_and_named_files_exist(page: Path) -> None:
     assert not missing
 
 
+def test_every_page_that_the_code_names_exists() -> None:
+    sources = "".join(path.read_text() for path in ROOT.glob("src/**/*.py"))
+    named = set(re.findall(r"docs/[\w/-]+\.md", sources))
+    assert named
+    assert not {page for page in named if not (ROOT / page).exists()}
+
+
 @pytest.mark.parametrize("key", [*SECTIONS, *TRAINING_KEYS, *PLAN_KEYS])
 def test_every_key_of_a_run_file_is_documented(key: str) -> None:
     assert f"`{key}`" in (ROOT / "docs/reference/run-file.md").read_text()
