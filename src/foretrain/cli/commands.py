@@ -1,0 +1,94 @@
+"""What the commands do. Heavy modules are imported here, when a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.cli.output import Finished, check_target, emit, json_text, write_atomically
+from foretrain.errors import InputError, Problem
+
+
+def run_predict(
+    run_file: str | None,
+    flags: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    json_file: str | None,
+    trace_file: str | None,
+    flat: bool,
+    plain: bool,
+    strict: bool,
+) -> None:
+    """Predicts one run, prints the report, writes the files; exit code 2 when it does not fit."""
+    check_target(json_file, "--json")
+    check_target(trace_file, "--trace")
+    from foretrain.run.load import load_run
+
+    run = load_run(run_file, overrides=overrides, flags=flags)
+    from foretrain.analysis.levers import find_levers
+    from foretrain.predict import predict
+    from foretrain.report.json_form import to_json
+    from foretrain.report.text import render
+
+    result = predict(run, flat=flat, plain=plain, strict=strict)
+    text = "" if json_file == "-" else render(result, run, find_levers(run, result))
+    if json_file is not None:
+        form = json_text(to_json(result, run))
+        if json_file == "-":
+            emit(form)
+        else:
+            write_atomically(Path(json_file), form)
+    if trace_file is not None:
+        from foretrain.report.trace import write_trace
+
+        write_trace(result, Path(trace_file))
+    if text:
+        emit(text)
+    if not result.fits:
+        raise Finished(2)
+
+
+def run_explain(run_file: str, what: str | None, stage: str, overrides: Sequence[str]) -> None:
+    """Prints the object of one stage."""
+    stages = ("graph", "plan", "program", "cost", "memory")
+    if stage not in stages:
+        problem = Problem(
+            what="unknown stage", where="--stage", value=stage, allowed=", ".join(stages)
+        )
+        raise InputError(problem)
+    from foretrain.report.explain import explain
+    from foretrain.run.load import load_run
+
+    emit(explain(load_run(run_file, overrides=overrides), stage, what))
+
+
+def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
+    """Prints several predictions side by side; exit code 2 when none of them fits."""
+    if len(run_files) < 2:
+        raise InputError(Problem(what="give two or more run files", where="compare"))
+    from foretrain.run.load import load_run
+
+    runs, problems = [], []
+    for run_file in run_files:  # the problems of all files are reported together
+        try:
+            runs.append((run_file, load_run(run_file, overrides=overrides)))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    from foretrain.predict import predict
+    from foretrain.report.compare import render_comparison
+
+    items = [(Path(name).stem, run, predict(run)) for name, run in runs]
+    emit(render_comparison(items))
+    if not any(result.fits for _, _, result in items):
+        raise Finished(2)
+
+
+def run_catalog(kind: str | None, name: str | None) -> None:
+    """Prints what the catalog holds of a kind, or one entry with its sources."""
+    from foretrain.cli.catalog import catalog_text
+
+    emit(catalog_text(kind, name))

@@ -1,0 +1,73 @@
+"""Where results go: standard output that may close early, and files that appear whole or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import InputError, Problem
+
+
+class Finished(Exception):  # noqa: N818 - no error: how a command says its exit code
+    """Ends a command with an exit code."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"exit code {code}")
+
+
+def emit(text: str) -> None:
+    """Prints a text; a reader that has gone away (`| head`) is no error."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit: let that go nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(text: str) -> None:
+    """Prints a line to standard error."""
+    print(text, file=sys.stderr)
+
+
+def check_target(target: str | None, option: str) -> None:
+    """Raises InputError when `target` cannot be written; asked before any work is done."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    folder = path.parent
+    reason = ""
+    if path.is_dir():
+        reason = "is a folder"
+    elif not folder.is_dir():
+        reason = f"the folder {str(folder)!r} does not exist"
+    elif not os.access(folder, os.W_OK):
+        reason = f"the folder {str(folder)!r} cannot be written"
+    if reason:
+        raise InputError(Problem(what=f"cannot write: {reason}", where=option, value=target))
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """Returns strict JSON (no NaN), indented."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: into a temporary file beside it, then renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)
+        Path(name).replace(path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        what = f"cannot write: {error.strerror or error}"
+        raise InputError(Problem(what=what, where=str(path))) from None
