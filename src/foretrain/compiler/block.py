@@ -259,8 +259,6 @@ class _Repeat:
 
     def op(self, op: Op) -> None:
         """Repeats one forward operator (and what it needs) with its communication."""
-        if op.grad == "none" and op.combiner == "max":
-            return
         self.needed(operand.tensor for operand in op.inputs)
         own = dict(self.splits[op.name])
         self.launches += self.flow.run(op, own, {}, recomputed=True)

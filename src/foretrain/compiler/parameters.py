@@ -1,0 +1,128 @@
+"""Weights, gradients and optimizer states of a unit: what their layouts cost per step.
+
+A unit is one block instance, what FSDP wraps. DDP, ZeRO-1/2/3, FSDP and HSDP differ only in the
+flat layouts of weight, accumulated gradient and master copy; every collective below is the
+difference of two layouts. See docs/explain/placements.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from foretrain.compiler.block import LoweredBlock
+from foretrain.compiler.placements import (
+    FLAT,
+    REPLICATED,
+    Redistribution,
+    layout,
+    local_elements,
+    redistribute,
+)
+from foretrain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What decides the collectives of a weight: partial axes and the three flat layouts."""
+
+    partial: tuple[str, ...]
+    stored: tuple[str, ...]
+    accumulated: tuple[str, ...]
+    master: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """All trained weights of a unit with one signature; `elements` on one rank before ZeRO."""
+
+    signature: Signature
+    elements: int
+
+    def gather(self, mesh: Mesh) -> tuple[Redistribution, ...]:
+        """Returns what turns the stored shards into the weight that operators read."""
+        stored = layout({FLAT: self.signature.stored})
+        return redistribute(stored, REPLICATED, self.elements, mesh)
+
+    def reduce_microstep(self, mesh: Mesh) -> tuple[Redistribution, ...]:
+        """Returns the reduction after every backward: none while partial sums are kept."""
+        sig = self.signature
+        left = [axis for axis in sig.partial if axis not in sig.accumulated]
+        return redistribute(
+            layout({}, sig.partial), layout({FLAT: sig.accumulated}, left), self.elements, mesh
+        )
+
+    def reduce_step(self, mesh: Mesh) -> tuple[Redistribution, ...]:
+        """Returns the reduction once per optimizer step, into the layout of the master copy."""
+        sig = self.signature
+        left = [axis for axis in sig.partial if axis not in sig.accumulated]
+        source = layout({FLAT: sig.accumulated}, left)
+        return redistribute(source, layout({FLAT: sig.master}), self.elements, mesh)
+
+    def publish(self, mesh: Mesh) -> tuple[Redistribution, ...]:
+        """Returns what turns updated master shards into stored weights after the optimizer."""
+        sig = self.signature
+        return redistribute(
+            layout({FLAT: sig.master}), layout({FLAT: sig.stored}), self.elements, mesh
+        )
+
+    def share(self, axes: Sequence[str], mesh: Mesh) -> int:
+        """Returns the elements of one flat shard over `axes`."""
+        return ceil(self.elements / mesh.size(axes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """The weights of one block instance; `tied` elements are a second copy of another weight."""
+
+    path: str
+    groups: tuple[WeightGroup, ...]
+    tied: int
+    reshard: bool
+
+    def elements(self) -> int:
+        """Returns the trained elements on one rank before flat sharding."""
+        return sum(group.elements for group in self.groups)
+
+    @property
+    def gathered(self) -> bool:
+        """Returns whether any weight has to be gathered before use."""
+        return any(group.signature.stored for group in self.groups)
+
+
+def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
+    """Returns the unit of a block instance.
+
+    A tied weight is left out where its first copy is on the same ranks; on another stage it is a
+    `second_copy` that counts like any weight.
+    """
+    groups: dict[Signature, int] = {}
+    tied = 0
+    for use in lowered.weights:
+        elements = local_elements(use.tensor.size, use.used, mesh)
+        if use.tensor.tied_to is not None:
+            if not second_copy:
+                continue
+            tied += elements
+        signature = Signature(
+            partial=use.partial,
+            stored=use.stored,
+            accumulated=use.accumulated,
+            master=use.master,
+        )
+        groups[signature] = groups.get(signature, 0) + elements
+    return Unit(
+        path=lowered.path,
+        groups=tuple(WeightGroup(signature=s, elements=n) for s, n in groups.items()),
+        tied=tied,
+        reshard=lowered.reshard,
+    )
+
+
+def merge(groups: Iterable[WeightGroup]) -> tuple[WeightGroup, ...]:
+    """Returns one group per signature with the elements of all."""
+    total: dict[Signature, int] = {}
+    for group in groups:
+        total[group.signature] = total.get(group.signature, 0) + group.elements
+    return tuple(WeightGroup(signature=s, elements=n) for s, n in total.items())

@@ -1,0 +1,299 @@
+"""From launches to a segment: order of communication, fused launches, lifetimes of copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from foretrain.compiler.block import LoweredBlock
+from foretrain.compiler.events import EventTable, Groups, Shaper
+from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
+from foretrain.compiler.placements import family, local_elements
+from foretrain.program import Category, Item, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMaker:
+    """What is needed to turn launches of one stage into segments."""
+
+    table: EventTable
+    groups: Groups
+    shaper: Shaper
+    stage: int
+    overlap_tp: bool
+    fused: tuple[str, ...]
+
+    def forward(self, lowered: LoweredBlock) -> Segment:
+        """Returns the forward segment; what backward reads stays alive when it ends."""
+        keep = set(lowered.saved)
+        if lowered.output is not None:
+            keep.add(lowered.output)
+        owned = set() if lowered.input is None else {lowered.input}
+        return self._segment(f"{lowered.path} forward", lowered, lowered.forward, owned, keep)
+
+    def backward(self, lowered: LoweredBlock) -> Segment:
+        """Returns the backward segment (with recompute); it frees what forward saved."""
+        launches = lowered.backward
+        if self.overlap_tp:
+            launches = _early(launches)
+        owned = set(lowered.saved)
+        if lowered.output_grad is not None:
+            owned.add(lowered.output_grad)
+        keep = set() if lowered.input_grad is None else {lowered.input_grad}
+        return self._segment(f"{lowered.path} backward", lowered, launches, owned, keep)
+
+    def _segment(
+        self,
+        name: str,
+        lowered: LoweredBlock,
+        launches: Sequence[Launch],
+        owned: set[Copy],
+        keep: set[Copy],
+    ) -> Segment:
+        batches = _fuse(launches, self.fused)
+        return Segment(name=name, items=_Emitter(self, lowered, batches, owned, keep).items())
+
+
+def _early(launches: Sequence[Launch]) -> list[Launch]:
+    """Moves re-layouts to the earliest point a framework launches them: those of a gradient right
+    after its producer (so that weight gradients hide them), those of a saved tensor before the
+    first operator of the group that wants it.
+    """
+    result: list[Launch] = [launch for launch in launches if not isinstance(launch, Relayout)]
+    for relayout in (launch for launch in launches if isinstance(launch, Relayout)):
+        place = _producer(result, relayout.source)
+        if place is None and not relayout.recomputed:
+            place = _first_of_group(result, relayout.group)
+        else:
+            place = 0 if place is None else place + 1
+        while place < len(result) and isinstance(result[place], Relayout):
+            place += 1  # in the order in which they were found
+        result.insert(place, relayout)
+    return result
+
+
+def _producer(launches: Sequence[Launch], copy: Copy) -> int | None:
+    found = None
+    for i, launch in enumerate(launches):
+        if isinstance(launch, Relayout):
+            if launch.target == copy:
+                found = i
+        elif copy[0] in [name for name, _ in launch.writes]:
+            found = i
+    return found
+
+
+def _first_of_group(launches: Sequence[Launch], wanted_by: str) -> int:
+    ops = [(i, launch.op) for i, launch in enumerate(launches) if isinstance(launch, OpLaunch)]
+    wanting = next((op for _, op in ops if op.name == wanted_by), None)
+    if wanting is None:
+        return 0
+    stem = (wanting.fuse or "").split(".")[0]
+    for i, op in ops:
+        if op.source is None:
+            continue
+        if op.source == wanting.source or (stem and (op.fuse or "").split(".")[0] == stem):
+            return i
+    return 0
+
+
+def _fuse(launches: Sequence[Launch], fused: tuple[str, ...]) -> list[list[Launch]]:
+    """Groups neighbouring launches that the stack runs as one kernel; re-layouts stay alone."""
+    batches: list[list[Launch]] = []
+    current: tuple[str, list[Launch]] | None = None
+    for launch in launches:
+        tag = launch.op.fuse if isinstance(launch, OpLaunch) else None
+        if tag is not None and tag.split(".")[0] in fused:
+            if current is not None and current[0] == tag:
+                current[1].append(launch)
+                continue
+            current = (tag, [launch])
+            batches.append(current[1])
+            continue
+        if isinstance(launch, Relayout) and current is not None and _feeds(launch, launches, current[0]):
+            batches.insert(len(batches) - 1, [launch])  # before the kernel that it feeds
+            continue
+        current = None
+        batches.append([launch])
+    return batches
+
+
+def _feeds(relayout: Relayout, launches: Sequence[Launch], tag: str) -> bool:
+    """Whether a re-layout between two members of a fused kernel is read by that kernel."""
+    return any(
+        isinstance(launch, OpLaunch)
+        and launch.op.fuse == tag
+        and launch.op.name == relayout.group
+        for launch in launches
+    )
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Emits items in order, with births and deaths of copies."""
+
+    maker: SegmentMaker
+    lowered: LoweredBlock
+    batches: Sequence[list[Launch]]
+    owned: set[Copy]
+    keep: set[Copy]
+    stored: set[Copy] = field(default_factory=set[Copy])
+    done: dict[Copy, int] = field(default_factory=dict[Copy, int])
+
+    def __post_init__(self) -> None:
+        self.stored |= self.owned
+        for launch in (launch for batch in self.batches for launch in batch):
+            self.stored |= {launch.target} if isinstance(launch, Relayout) else set(launch.writes)
+
+    def items(self) -> tuple[Item, ...]:
+        """Returns the items; a copy dies with its last reader unless it is kept."""
+        last = self._last_uses()
+        live = set(self.owned)
+        items: list[Item] = []
+        for i, batch in enumerate(self.batches):
+            born = {c for c in self._written(batch, last, i) if c not in live}
+            live |= born
+            dead = {
+                copy
+                for copy in live
+                if copy not in self.keep and last.get(copy, -1) <= i and (copy in last or i == 0)
+            }
+            dead |= {c for c in born if c not in last and c not in self.keep}
+            live -= dead
+            delta = self._sizes(born, 1.0)
+            for part, size in self._sizes(dead, -1.0).items():
+                delta[part] = delta.get(part, 0.0) + size
+            transient = self._sizes(dead, 1.0)
+            items += self._batch_items(batch, len(items), delta, transient)
+        return tuple(items)
+
+    def _reads(self, batch: Sequence[Launch]) -> set[Copy]:
+        reads: set[Copy] = set()
+        for launch in batch:
+            copies = (launch.source,) if isinstance(launch, Relayout) else launch.reads
+            reads |= {self._alias(copy) for copy in copies}
+        return reads
+
+    def _alias(self, copy: Copy) -> Copy:
+        """The storage a copy lives in: itself if something wrote it, else what it views."""
+        if copy in self.stored:
+            return copy
+        return next((other for other in sorted(self.stored, key=str) if other[0] == copy[0]), copy)
+
+    def _written(self, batch: Sequence[Launch], last: Mapping[Copy, int], i: int) -> set[Copy]:
+        writes: set[Copy] = set()
+        for launch in batch:
+            writes |= {launch.target} if isinstance(launch, Relayout) else set(launch.writes)
+        if len(batch) > 1:  # partial results of a fused kernel never reach memory
+            inner = {c for launch in batch if isinstance(launch, OpLaunch) for c in launch.reads}
+            writes = {c for c in writes if c not in inner or last.get(c, i) > i or c in self.keep}
+        return writes
+
+    def _last_uses(self) -> dict[Copy, int]:
+        last: dict[Copy, int] = {}
+        for i, batch in enumerate(self.batches):
+            for copy in self._reads(batch):
+                last[copy] = i
+        return last
+
+    def _sizes(self, copies: set[Copy], sign: float) -> dict[str, float]:
+        sizes: dict[str, float] = {}
+        for copy in sorted(copies, key=str):
+            if copy[0] not in self.lowered.tensors or self._is_weight_grad(copy[0]):
+                continue
+            part = self._part(copy)
+            sizes[part] = sizes.get(part, 0.0) + sign * self.maker.shaper.copy_bytes(copy)
+        return sizes
+
+    def _is_weight_grad(self, name: str) -> bool:
+        """Gradients of weights live in the persistent gradient buffers."""
+        return self.lowered.tensors[name].dtype == "grad"
+
+    def _part(self, copy: Copy) -> str:
+        if "vocab" in self.lowered.tensors[copy[0]].dims:
+            return "logits"
+        if copy in self.lowered.saved or copy in (self.lowered.output, self.lowered.input):
+            return "activations"
+        return "temporary"
+
+    def _batch_items(
+        self,
+        batch: Sequence[Launch],
+        index: int,
+        delta: Mapping[str, float],
+        transient: Mapping[str, float],
+    ) -> list[Item]:
+        first = batch[0]
+        if isinstance(first, Relayout):
+            return self._relayout_items(first, index, delta, transient)
+        launches = [cast(OpLaunch, launch) for launch in batch]
+        waits = sorted(
+            {self.done[copy] for copy in self._reads(batch) if copy in self.done}
+        )
+        for launch in launches:
+            for copy in launch.writes:
+                self.done.pop(copy, None)
+        real = [launch for launch in launches if len(launches) == 1 or launch.op.cost == "gemm"]
+        event = self.maker.shaper.event(real)
+        category: Category = "recompute" if first.recomputed else "compute"
+        return [
+            Item(
+                label="+".join(launch.op.name for launch in real),
+                event=self.maker.table.intern(event),
+                category=category,
+                waits=tuple(waits),
+                transient=dict(transient),
+                delta=dict(delta),
+            )
+        ]
+
+    def _relayout_items(
+        self,
+        relayout: Relayout,
+        index: int,
+        delta: Mapping[str, float],
+        transient: Mapping[str, float],
+    ) -> list[Item]:
+        items: list[Item] = []
+        shaper = self.maker.shaper
+        size = shaper.precision.bytes(relayout.tensor.dtype)
+        dtype = shaper.precision.dtype(relayout.tensor.dtype)
+        for i, step in enumerate(relayout.steps):
+            name = family(step.axes[0])
+            category = cast(Category, "cp" if step.axes == ("cp",) else "dp" if name == "data" else name)
+            event = self.maker.groups.event(
+                step.collective, step.axes, step.elements * size, dtype, self.maker.stage
+            )
+            source = self._alias(relayout.source)
+            known = self.done.get(source)
+            previous = (index + i - 1,) if i else (() if known is None else (known,))
+            ends = i == len(relayout.steps) - 1
+            items.append(
+                Item(
+                    label=f"{relayout.tensor.name} {step.collective.replace('_', '-')}",
+                    event=self.maker.table.intern(event),
+                    stream="feature" if category == "dp" else category,
+                    category=category,
+                    axes=step.axes,
+                    waits=previous,
+                    transient=dict(transient) if ends else {},
+                    delta=dict(delta) if ends else {},
+                )
+            )
+        self.done[relayout.target] = index + len(relayout.steps) - 1
+        return items
+
+
+def saved_bytes(lowered: LoweredBlock, shaper: Shaper) -> float:
+    """Returns the bytes that one micro-batch keeps for the backward of this block."""
+    return sum(shaper.copy_bytes(copy) for copy in lowered.saved)
+
+
+def local_weight_elements(lowered: LoweredBlock) -> list[tuple[str, int]]:
+    """Returns (weight, elements on one rank) of one block instance, before flat sharding."""
+    mesh = lowered.flow.mesh
+    return [
+        (use.tensor.name, local_elements(use.tensor.size, use.used, mesh))
+        for use in lowered.weights
+    ]
