@@ -8,19 +8,21 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from foretrain.errors import CatalogError, InternalError, Problem, nearest
+from foretrain.errors import CatalogError, InputError, InternalError, Problem, nearest
 from foretrain.frontends.families import model_from_mapping
 from foretrain.frontends.hf_config import load_hf_config, model_from_hf_mapping
 from foretrain.frontends.spec import ModelSpec
 
 #: Endings of checkpoint names that do not change the shape of a model.
 _SAME_SHAPE = frozenset({"hf", "instruct", "chat", "base", "it", "meta"})
+_ABOUT = ("aliases", "num_parameters", "source")  # keys of the catalog's files about a model
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[bmt](?![a-z0-9]))?|[a-z]+")
 
 
@@ -44,61 +46,73 @@ def find_model(name: str) -> ModelSpec:
     found = sorted({full for key, full in _names().items() if _tokens(key) == wanted})
     if len(found) == 1:
         return _entries()[found[0]]
+    raise CatalogError(_unknown(name, wanted, found))
+
+
+def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
+    """Returns what is wrong with a name that fits no model, or several (`found`)."""
     near = found or sorted(
         {full for key, full in _names().items() if wanted and set(wanted) <= set(_tokens(key))}
     )
-    if near:
-        raise CatalogError(
-            Problem(
-                what="ambiguous model name" if len(near) > 1 else "unknown model",
-                where="model",
-                value=name,
-                way_out="did you mean " + " or ".join(repr(full) for full in near) + "?",
-            )
+    if len(near) > 1:
+        return Problem(
+            what="ambiguous model name", where="model", value=name, allowed=", ".join(near)
         )
-    raise CatalogError(
-        Problem(
-            what="unknown model",
-            where="model",
-            value=name,
-            allowed=", ".join(sorted(_entries())),
-            way_out=" ".join(
-                part
-                for part in (
-                    nearest(name, _names()),
-                    "or give the path of a Hugging Face config.json or an inline mapping",
-                )
-                if part
-            ),
-        )
+    hint = f"did you mean {near[0]!r}?" if near else nearest(name, _names())
+    ways = "`foretrain catalog models` lists all; a Hugging Face config.json or an inline model"
+    return Problem(
+        what="unknown model",
+        where="model",
+        value=name,
+        way_out=f"{hint} {ways} ({{family: ..., layers: ...}}) will do as well".strip(),
     )
 
 
-def resolve_model(
-    value: str | Path | Mapping[str, Any], *, folder: Path | None = None
-) -> ModelSpec:
-    """Returns the model that a run file's `model` means.
+def resolve_model(value: object, *, folder: Path | None = None) -> ModelSpec:
+    """Returns the model that a run file's `model` means: a text, a Path or a mapping.
 
     A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a Path,
     or a text that ends in .json or names an existing file, is a config.json, read relative to
     `folder`; any other text is a catalog name. Raises InputError (CatalogError, FileFormatError).
     """
     if isinstance(value, Mapping):
-        if "model_type" in value:
-            return model_from_hf_mapping(value, name="inline", where="model")
-        return model_from_mapping(value)
-    path = Path(value).expanduser()
-    if folder is not None and not path.is_absolute():
-        path = folder / path
+        mapping = cast("Mapping[str, Any]", value)
+        if "model_type" in mapping:
+            return model_from_hf_mapping(mapping, name="inline", where="model")
+        return model_from_mapping(mapping)
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise InputError(
+            Problem(
+                what="not a model",
+                where="model",
+                value=value,
+                allowed="a catalog name, the path of a Hugging Face config.json, or a mapping",
+            )
+        )
+    path = _path(value, folder)
     if isinstance(value, Path) or value.lower().endswith(".json"):
         return load_hf_config(path)
     try:
         return find_model(value)
     except CatalogError:
         # a name of the catalog wins over a folder of the same name beside the run file
-        if value.startswith((".", "/", "~")) or path.exists():
+        if value.startswith((".", "/", "~")) or _exists(path):
             return load_hf_config(path)
         raise
+
+
+def _path(value: str | Path, folder: Path | None) -> Path:
+    path = Path(value)
+    with suppress(RuntimeError):  # "~name" of nobody stays as it is
+        path = path.expanduser()
+    return path if folder is None else folder / path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        return False
 
 
 def _tokens(name: str) -> tuple[str, ...]:
@@ -123,9 +137,14 @@ def _entries() -> Mapping[str, ModelSpec]:
     for table in _tables():
         if table["name"] in entries:
             raise InternalError(f"the catalog has two models {table['name']!r}")
-        shape = {key: value for key, value in table.items() if key != "aliases"}
+        shape = {key: value for key, value in table.items() if key not in _ABOUT}
         spec = model_from_mapping(shape, where=f"catalog {table['name']}")
-        entries[table["name"]] = replace(spec, assumed=())  # the catalog states, it does not guess
+        entries[table["name"]] = replace(
+            spec,
+            assumed=(),  # what a file of the catalog leaves to the family is stated, not guessed
+            num_parameters=table.get("num_parameters"),
+            source=table["source"],
+        )
     return entries
 
 

@@ -7,7 +7,7 @@ spellings of Megatron, Hugging Face, NeMo and llm-foundry are accepted for the s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from foretrain.errors import InputError, Problem, nearest
@@ -97,7 +97,6 @@ _INTEGERS = (
     "vocab",
     "max_positions",
     "window",
-    "num_parameters",
 )
 _SHARES = ("dropout", "attention_dropout", "rotary_fraction")
 _FLAGS = (
@@ -110,9 +109,8 @@ _FLAGS = (
     "head_bias",
     "final_norm",
 )
-_TEXTS = ("name", "source")
 _REQUIRED = ("layers", "hidden", "heads")
-_KEYS = ("family", *_INTEGERS, *_SHARES, *_FLAGS, *_TEXTS, *CHOICES)
+_KEYS = ("family", *_INTEGERS, *_SHARES, *_FLAGS, "name", *CHOICES)
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
@@ -144,7 +142,7 @@ def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> M
         if given.get(key) is None
     ]
     values, assumed = _with_defaults(values, family)
-    problems += consistency_problems(values, where)
+    problems += consistency_problems(values, lambda key: f"{where}.{key}")
     if problems:
         raise InputError(problems)
     named = values.pop("name", None) or f"{family}-l{values['layers']}-h{values['hidden']}"
@@ -191,9 +189,7 @@ def _checked(given: Mapping[str, Any], where: str, problems: list[Problem]) -> d
 
 def check_value(key: str, value: object) -> tuple[Any, str]:
     """Returns the value of a model field and an empty text, or what is allowed instead."""
-    number: float | None = None
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        number = value
+    number = _number(value)
     if key in _INTEGERS:
         if number is not None and number >= 1 and number == int(number):
             return int(number), ""
@@ -209,6 +205,14 @@ def check_value(key: str, value: object) -> tuple[Any, str]:
     if key in CHOICES and value.lower() not in CHOICES[key]:
         return None, ", ".join(CHOICES[key])
     return (value.lower() if key in CHOICES else value), ""
+
+
+def _number(value: object) -> float | None:
+    """Returns a finite number, or None; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # a whole number of more than 64 bits is no size, and a much larger one not even a float
+    return value if abs(value) < 2**63 else None
 
 
 def _with_defaults(
@@ -237,8 +241,11 @@ def _with_defaults(
     return result, tuple(assumed)
 
 
-def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]:
-    """Returns what is wrong between fields that are each right on their own."""
+def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str]) -> list[Problem]:
+    """Returns what is wrong between fields that are each right on their own.
+
+    `where` gives the place of a field in the user's file.
+    """
     problems: list[Problem] = []
     heads, hidden = values.get("heads"), values.get("hidden")
     kv_heads = values.get("kv_heads")
@@ -246,7 +253,7 @@ def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]
         problems.append(
             Problem(
                 what=f"hidden {hidden} is not divisible by heads {heads}",
-                where=f"{where}.hidden",
+                where=where("hidden"),
                 value=hidden,
                 way_out="change one of them or give head_dim",
             )
@@ -256,7 +263,7 @@ def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]
         problems.append(
             Problem(
                 what=f"kv_heads {kv_heads} does not divide heads {heads}",
-                where=f"{where}.kv_heads",
+                where=where("kv_heads"),
                 value=kv_heads,
                 allowed=", ".join(map(str, divisors)),
             )
@@ -267,7 +274,7 @@ def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]
         problems.append(
             Problem(
                 what=f"activation {activation} contradicts gated {str(gated).lower()}",
-                where=f"{where}.activation",
+                where=where("activation"),
                 value=activation,
                 way_out="gated activations are " + ", ".join(GATED),
             )
@@ -276,7 +283,7 @@ def consistency_problems(values: Mapping[str, Any], where: str) -> list[Problem]
         problems.append(
             Problem(
                 what="learned positions need the size of their table",
-                where=f"{where}.max_positions",
+                where=where("max_positions"),
             )
         )
     return problems

@@ -73,7 +73,7 @@ def load_hf_config(path: str | Path) -> ModelSpec:
     Raises FileFormatError for a file that is missing, a folder, not JSON or not a config of a
     known model type, and for missing or inconsistent fields, all of them together.
     """
-    path = Path(path).expanduser()
+    path = Path(path)
     config = _read(path)
     given = config.get("_name_or_path")
     if isinstance(given, str) and given.strip("/. "):
@@ -84,35 +84,28 @@ def load_hf_config(path: str | Path) -> ModelSpec:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    if path.is_dir():
-        inside = path / "config.json"
-        way_out = f"give {inside}" if inside.is_file() else "give the path of a config.json"
-        raise FileFormatError(Problem(what="is a folder", where=str(path), way_out=way_out))
+    """Returns the JSON object of a file; a Problem for everything that can be wrong with it."""
+    where = str(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.is_dir():
+            inside = path / "config.json"
+            way_out = f"give {inside}" if inside.is_file() else "give the path of a config.json"
+            raise FileFormatError(Problem(what="is a folder", where=where, way_out=way_out))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise FileFormatError(Problem(what="no such file", where=str(path))) from None
+        raise FileFormatError(Problem(what="no such file", where=where)) from None
     except OSError as error:
-        raise FileFormatError(
-            Problem(what=f"cannot be read: {error.strerror}", where=str(path))
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FileFormatError(Problem(what="is not UTF-8 text", where=str(path))) from error
+        what = f"cannot be read: {error.strerror}"
+        raise FileFormatError(Problem(what=what, where=where)) from error
     except json.JSONDecodeError as error:
-        raise FileFormatError(
-            Problem(
-                what=f"is not JSON: {error.msg}",
-                where=f"{path}:{error.lineno}:{error.colno}",
-            )
-        ) from error
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise FileFormatError(Problem(what=f"is not JSON: {error.msg}", where=where)) from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, or numbers or nesting beyond reason
+        raise FileFormatError(Problem(what="is not readable JSON", where=where)) from error
     if not isinstance(content, dict):
-        raise FileFormatError(
-            Problem(
-                what="a model config is a JSON object",
-                where=str(path),
-                value=type(content).__name__,
-            )
-        )
+        kind = type(content).__name__
+        what = "a model config is a JSON object"
+        raise FileFormatError(Problem(what=what, where=where, value=kind))
     return cast("dict[str, Any]", content)
 
 
@@ -136,7 +129,8 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
     _activation(config, family, values, where, problems)
     assumed = _fill(config, family, values, where, problems)
     values = {**FAMILIES[family], **values}
-    problems += consistency_problems(values, where)
+    spelling = {ours: key for key, ours in KEYS[family].items()}
+    problems += consistency_problems(values, lambda ours: f"{where}: {spelling.get(ours, ours)}")
     if problems:
         raise FileFormatError(problems)
     return ModelSpec(

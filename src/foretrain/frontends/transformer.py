@@ -1,6 +1,11 @@
 """A decoder transformer as a Graph: embedding, layers x L, head with the loss.
 
-Operators and their names are listed in docs/explain; sizes are global (see graph/ir.py).
+    embedding   word, position (learned), dropout                                     -> x
+    layers      attention: norm, q, k, v, rotary_q, rotary_k, core | scores, softmax, dropout,
+                context, out, residual; mlp: norm, up, gate, act, down, residual      -> x_out
+    head        norm, logits; loss: max, sum_exp, target, loss
+
+Sizes are global (see graph/ir.py). An operator's output is called like the operator, with ".out".
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""Model FLOP of a training step: what a model needs, whatever a run spends on it.
+
+Per token and forward pass, with multiply-add = 2:
+
+    L (2 h (2 a d + 2 k d) + 2 h f g + 4 s a d c) + 2 h V
+
+L layers, h hidden, a heads, k KV heads, d head size, f MLP width, g = 3 (gated) or 2 matrices,
+s sequence, c = share of the attention square that is visible, V vocabulary. Backward costs twice
+the forward pass. Norms, softmax, rotary and the embedding lookup are left out, as is usual.
+Published Megatron figures count the full square (c = 1); we print c = 1/2 for causal attention.
+"""
+
+from __future__ import annotations
+
+from foretrain.frontends.attention import attention_density
+from foretrain.frontends.spec import ModelSpec
+
+
+def model_flops_per_sample(spec: ModelSpec, sequence: int, causal_half: bool = True) -> float:
+    """Returns the forward and backward FLOP of one sample of `sequence` tokens, no recompute.
+
+    With `causal_half` only visible pairs of tokens count (1/2, less with a window), without it the
+    full square.
+    """
+    heads, kv_heads = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    projections = 2 * spec.hidden * (2 * heads + 2 * kv_heads)
+    mlp = 2 * spec.hidden * spec.ffn * (3 if spec.gated else 2)
+    visible = attention_density(sequence, spec.window) if causal_half else 1.0
+    attention = 4 * sequence * heads * visible
+    per_token = spec.layers * (projections + mlp + attention) + 2 * spec.hidden * spec.vocab
+    return 3.0 * per_token * sequence
