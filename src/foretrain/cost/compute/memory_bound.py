@@ -1,0 +1,127 @@
+"""Memory-bound operators: bytes over bandwidth, with a share of the bytes served by L2.
+
+    T = kernels t0 + D (1 - f) / (B e_d) + D f / (B e_d l2_ratio),   f = min(1, x L2 / (D/kernels))
+
+D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
+(`Stack.eager_bytes`). Backward kernels of norms and embeddings reach a smaller share of the
+bandwidth ([backward] of the file). Constants: catalog/calibration/memory.toml. Explained in
+docs/explain/compute.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.cost.answer import Answer, width
+from foretrain.cost.calibration import Constants, find, load
+from foretrain.cost.machine import Machine
+from foretrain.errors import InternalError
+from foretrain.program import ComputeEvent
+
+Array = NDArray[np.float64]
+
+#: Operators that move data and compute next to nothing, by the name of their cost model.
+OPS = frozenset(
+    {
+        "elementwise", "gelu", "relu", "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
+        "bias_dropout_add", "bias", "scale", "softmax", "layernorm", "rmsnorm", "batchnorm",
+        "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
+        "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
+        "copy", "zero", "transpose", "concat", "split", "pool", "bias_grad", "permute", "topk",
+    }
+)  # fmt: skip
+
+#: Names that share the bandwidth of another operator.
+_LIKE = {
+    "max": "cross_entropy",
+    "sum_exp": "cross_entropy",
+    "target_gather": "cross_entropy",
+    "loss": "cross_entropy",
+    "batchnorm": "layernorm",
+}
+
+
+def memory_seconds(
+    num_bytes: Array,
+    *,
+    kernels: Array | float,
+    share: Array | float,
+    bandwidth: float,
+    l2_bytes: float,
+    constants: Mapping[str, Any],
+) -> Array:
+    """Returns the seconds to move `num_bytes` in `kernels` launches at `share` of `bandwidth`."""
+    per_kernel = np.maximum(num_bytes / kernels, 1.0)
+    hit = np.minimum(1.0, float(constants["l2_share"]) * l2_bytes / per_kernel)
+    slow = (1.0 - hit) + hit / float(constants["l2_ratio"])
+    floor = kernels * float(constants["t0_us"]) * 1e-6
+    return floor + num_bytes * slow / (bandwidth * share)
+
+
+def constants_for(machine: Machine) -> Constants:
+    """Returns the memory constants of the device."""
+    found = find(load("memory")["entry"], machine.device)
+    if found is None:
+        raise InternalError("memory.toml has no default entry")
+    return found
+
+
+def stack_value(table: Mapping[str, float], event: ComputeEvent, default: float = 1.0) -> float:
+    """Returns what a stack says of an operator; "NAME_backward" goes before "NAME" in backward."""
+    name = like(event.op)
+    if event.direction != "forward":
+        for key in (f"{event.op}_backward", f"{name}_backward"):
+            if key in table:
+                return float(table[key])
+    return float(table.get(event.op, table.get(name, default)))
+
+
+def like(op: str) -> str:
+    """Returns the operator whose constants `op` shares."""
+    return "cross_entropy" if op.startswith("ce_") else _LIKE.get(op, op)
+
+
+def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
+    """Returns the time of memory-bound events."""
+    found = constants_for(machine)
+    stack, constants = machine.stack, found.values
+    kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
+    moved = np.array([e.bytes * stack_value(stack.eager_bytes, e) for e in events])
+    share = np.array([_share(e, constants) for e in events])
+    seconds = memory_seconds(
+        moved,
+        kernels=kernels,
+        share=share,
+        bandwidth=machine.device.memory_bandwidth,
+        l2_bytes=machine.device.l2_bytes,
+        constants=constants,
+    )
+    t0 = float(constants["t0_us"]) * 1e-6
+    factor = width(found.row, "memory")
+    return [
+        Answer(
+            value_s=float(seconds[i]),
+            latency_s=float(kernels[i]) * t0,
+            factor=factor,
+            kernels=float(kernels[i]),
+            family="memory",
+            provenance=found.provenance,
+            formula=(
+                f"{events[i].op}: {kernels[i]:g} t0 + D/(B e), D {moved[i] / 1e6:.3g} MB, "
+                f"e {share[i]:.2f}, t0 {t0 * 1e6:g} us"
+            ),
+        )
+        for i in range(len(events))
+    ]
+
+
+def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
+    name = like(event.op)
+    share = float(constants.get("op", {}).get(name, constants["e_d"]))
+    if event.direction != "forward":
+        share *= float(load("memory")["backward"].get(name, 1.0))
+    return share

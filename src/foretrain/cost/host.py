@@ -1,0 +1,27 @@
+"""The time of the host to launch an event: operators, kernels, collectives.
+
+    host = launches host_launch_us + host_op_us       (collectives: count host_comm_us)
+
+A replayed CUDA graph is one launch for many kernels: the cost of an event falls to the share
+below. Constants are the stack's. Explained in docs/explain/host.md.
+"""
+
+from __future__ import annotations
+
+from foretrain.program import CommEvent, Event
+from foretrain.stack import Stack
+from foretrain.units import US
+
+#: Host time of a kernel in a replayed graph: 10 us per graph over a few dozen kernels (a guess).
+GRAPH_KERNEL_US = 0.3
+
+
+def host_seconds(event: Event, kernels: float, stack: Stack) -> float:
+    """Returns the host time to launch `event`, which takes `kernels` launches."""
+    if kernels <= 0.0:
+        return 0.0
+    if isinstance(event, CommEvent):
+        return kernels * stack.host_comm_us * US
+    if stack.cuda_graphs and event.direction != "optimizer":
+        return kernels * GRAPH_KERNEL_US * US
+    return (kernels * stack.host_launch_us + stack.host_op_us) * US

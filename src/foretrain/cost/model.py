@@ -1,0 +1,106 @@
+"""The cost model: prices of events on one cluster with one software stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.cost.answer import Answer
+from foretrain.cost.compute import attention, gemm, memory_bound, optimizer, roofline
+from foretrain.cost.host import host_seconds
+from foretrain.cost.machine import Machine
+from foretrain.cost.network import collectives
+from foretrain.cost.overlap import overlap
+from foretrain.cost.prices import Prices
+from foretrain.hardware.cluster import Cluster
+from foretrain.program import CommEvent, ComputeEvent, Event
+from foretrain.stack import Stack
+
+Provider = Callable[[Sequence[ComputeEvent], Machine], list[Answer]]
+
+#: The provider of an operator by the name of its cost model; anything else is a roofline guess.
+PROVIDERS: dict[str, Provider] = {
+    "gemm": gemm.price,
+    "attention": attention.price,
+    **dict.fromkeys(sorted(memory_bound.OPS), memory_bound.price),
+    **dict.fromkeys(sorted(optimizer.OPS), optimizer.price),
+}
+
+
+class CostModel:
+    """Prices events; what has been priced once is remembered."""
+
+    def __init__(self, cluster: Cluster, stack: Stack, *, warm: bool = True) -> None:
+        self.cluster = cluster
+        self.stack = stack
+        self._machine = Machine(device=cluster.device, stack=stack, warm=warm)
+        self._known: dict[Event, Answer] = {}
+
+    def price(self, events: Sequence[Event]) -> Prices:
+        """Returns the prices of `events`, one entry each, in seconds."""
+        self._learn(events)
+        answers = [self._known[event] for event in events]
+        value = _array([a.value_s for a in answers])
+        factor = _array([a.factor for a in answers])
+        host = [
+            host_seconds(event, answer.kernels, self.stack)
+            for event, answer in zip(events, answers, strict=True)
+        ]
+        return Prices(
+            value_s=value,
+            latency_s=_array([a.latency_s for a in answers]),
+            low_s=value / factor,
+            high_s=value * factor,
+            host_s=_array(host),
+            kernels=_array([a.kernels for a in answers]),
+            link=tuple(a.link for a in answers),
+            family=tuple(a.family for a in answers),
+            provenance=tuple(a.provenance for a in answers),
+            formula=tuple(a.formula for a in answers),
+        )
+
+    def overlap(self, category: str) -> tuple[float, float]:
+        """Returns (gamma_compute, gamma_comm) for transfers of a category (tp, dp, pp, ...)."""
+        return overlap(category, self.cluster)
+
+    def unmodelled(self, events: Sequence[Event]) -> tuple[int, ...]:
+        """Returns the indices of the events that no model covers (priced as a roofline guess)."""
+        return tuple(
+            i
+            for i, event in enumerate(events)
+            if isinstance(event, ComputeEvent) and provider(event.op) is roofline.price
+        )
+
+    def _learn(self, events: Sequence[Event]) -> None:
+        groups: dict[Provider, list[ComputeEvent]] = {}
+        for event in dict.fromkeys(events):
+            if event in self._known:
+                continue
+            if isinstance(event, CommEvent):
+                self._known[event] = collectives.price(event, self.cluster)
+            else:
+                groups.setdefault(provider(event.op), []).append(event)
+        for price, group in groups.items():
+            self._known.update(zip(group, price(group, self._machine), strict=True))
+
+
+def build_cost_model(cluster: Cluster, stack: Stack, *, warm: bool = True) -> CostModel:
+    """Returns the cost model of `cluster` with the kernels and host costs of `stack`.
+
+    `warm` counts what an operator reads as partly resident in L2, as it is within a step; switch it
+    off to compare with operator tables, which are measured with cold caches.
+    """
+    return CostModel(cluster, stack, warm=warm)
+
+
+def provider(op: str) -> Provider:
+    """Returns the function that prices an operator."""
+    if op.startswith("ce_"):
+        return memory_bound.price
+    return PROVIDERS.get(op, roofline.price)
+
+
+def _array(values: Sequence[float]) -> NDArray[np.float64]:
+    return np.array(values, dtype=np.float64)
