@@ -282,3 +282,14 @@ def test_text_form_names_everything_and_is_stable() -> None:
     assert graph_text(again) == text
     other = graph_text(build_graph(find_model("gpt2"), batch=2, sequence=64, attention="unfused"))
     assert len(other.splitlines()) == len(text.splitlines())
+
+
+def test_flops_of_the_worked_numbers() -> None:
+    """docs/explain/flops.md: Llama-3-70B at 8192, 149.7 GFLOP per token forward."""
+    spec = find_model("llama-3-70b")
+    assert model_flops_per_sample(spec, 8192) / 3 / 8192 == pytest.approx(149.74e9, rel=1e-4)
+    step = 128 * model_flops_per_sample(spec, 8192)
+    assert step == pytest.approx(4.71e17, rel=1e-3)
+    assert 128 * model_flops_per_sample(spec, 8192, causal_half=False) == pytest.approx(
+        5.05e17, rel=1e-3
+    )

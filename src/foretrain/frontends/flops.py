@@ -8,6 +8,7 @@ L layers, h hidden, a heads, k KV heads, d head size, f MLP width, g = 3 (gated)
 s sequence, c = share of the attention square that is visible, V vocabulary. Backward costs twice
 the forward pass. Norms, softmax, rotary and the embedding lookup are left out, as is usual.
 Published Megatron figures count the full square (c = 1); we print c = 1/2 for causal attention.
+Worked numbers: docs/explain/flops.md.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _check(spec: ModelSpec, batch: int, sequence: int, attention: str, vocab_mul
                 where="training.sequence",
                 value=sequence,
                 allowed=f"1 to {limit}",
-                way_out="give the model inline with a larger max_positions",
+                way_out="set model.max_positions to train a longer table",
             )
         )
     if problems:
