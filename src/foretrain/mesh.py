@@ -41,13 +41,11 @@ class Mesh:
         present = [axis for axis in axes if axis in self.axes]
         place = self.coordinates(rank)
         base = rank - sum(place[axis] * self.stride(axis) for axis in present)
-        steps = [
-            [i * self.stride(axis) for i in range(self.size(axis))] for axis in present
-        ]
+        steps = [[i * self.stride(axis) for i in range(self.size(axis))] for axis in present]
         return tuple(sorted(base + sum(offsets) for offsets in product(*steps)))
 
     def split_axis(self, axis: str, inner: int) -> Mesh:
-        """Returns a mesh where `axis` is two axes, `axis.0` (outer) and `axis.1` of size `inner`."""
+        """Returns a mesh with `axis` as two axes: `axis.0` and inside it `axis.1` of size `inner`."""
         i = self.axes.index(axis)
         outer = self.sizes[i] // inner
         return Mesh(

@@ -131,9 +131,7 @@ def _forward(
     return launches
 
 
-def _leave(
-    flow: Flow, output: str | None, residual: Layout, launches: list[Launch]
-) -> Copy | None:
+def _leave(flow: Flow, output: str | None, residual: Layout, launches: list[Launch]) -> Copy | None:
     """Appends the re-layout of the block's output to the residual layout."""
     if output is None:
         return None
@@ -185,10 +183,7 @@ def _read_outside(block: Block, backward: Backward) -> set[str]:
     """Tensors that the backward of an operator outside the repeated set reads."""
     repeated = {op.name for op in block.ops if _repeatable(op)}
     return {
-        operand.tensor
-        for op in backward.ops
-        if op.source not in repeated
-        for operand in op.inputs
+        operand.tensor for op in backward.ops if op.source not in repeated for operand in op.inputs
     }
 
 

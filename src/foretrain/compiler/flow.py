@@ -90,9 +90,7 @@ class Flow:
             reads.append((operand.tensor, want))
         writes = tuple(self._write(op, operand, split, passed) for operand in op.outputs)
         launches.append(
-            OpLaunch(
-                op=op, split=split, reads=tuple(reads), writes=writes, recomputed=recomputed
-            )
+            OpLaunch(op=op, split=split, reads=tuple(reads), writes=writes, recomputed=recomputed)
         )
         return launches
 
@@ -174,5 +172,3 @@ def as_split(source: Split, op: Op) -> Split:
     """Returns the split of a source operator restricted to the dims of a derived one."""
     names = {d.name for d in op.dims}
     return {dim: axes for dim, axes in source.items() if dim in names}
-
-

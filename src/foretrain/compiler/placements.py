@@ -82,7 +82,7 @@ def local_elements(elements: int, placed: Layout, mesh: Mesh) -> int:
 
 
 def wire_elements(step: Redistribution, mesh: Mesh) -> float:
-    """Returns the elements each rank sends in a ring: worked numbers in docs/explain/placements.md."""
+    """Returns the elements each rank sends in a ring (docs/explain/placements.md)."""
     n = mesh.size(step.axes)
     factor = 2.0 if step.collective == "all_reduce" else 1.0
     return factor * (n - 1) / n * step.elements
@@ -149,9 +149,10 @@ class _Walk:
         return goal[len(now) :] if goal[: len(now)] == now else []
 
     def _shrink(self) -> None:
-        progress = True
-        while progress:
-            progress = any([self._grow(dim) for dim in sorted(self.goal)])
+        while True:
+            grown = [self._grow(dim) for dim in sorted(self.goal)]
+            if not any(grown):
+                return
 
     def _grow(self, dim: str) -> bool:
         """Extends `dim` by its next wanted axis or axes; True when something changed."""

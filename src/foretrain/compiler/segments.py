@@ -56,9 +56,10 @@ class SegmentMaker:
 
 
 def _early(launches: Sequence[Launch]) -> list[Launch]:
-    """Moves re-layouts to the earliest point a framework launches them: those of a gradient right
-    after its producer (so that weight gradients hide them), those of a saved tensor before the
-    first operator of the group that wants it.
+    """Returns the launches with re-layouts where an overlapping framework starts them.
+
+    Those of a gradient come right after its producer, so that weight gradients hide them; those of
+    a saved tensor come before the first operator of the group that wants it.
     """
     result: list[Launch] = [launch for launch in launches if not isinstance(launch, Relayout)]
     for relayout in (launch for launch in launches if isinstance(launch, Relayout)):
@@ -111,7 +112,11 @@ def _fuse(launches: Sequence[Launch], fused: tuple[str, ...]) -> list[list[Launc
             current = (tag, [launch])
             batches.append(current[1])
             continue
-        if isinstance(launch, Relayout) and current is not None and _feeds(launch, launches, current[0]):
+        if (
+            isinstance(launch, Relayout)
+            and current is not None
+            and _feeds(launch, launches, current[0])
+        ):
             batches.insert(len(batches) - 1, [launch])  # before the kernel that it feeds
             continue
         current = None
@@ -122,9 +127,7 @@ def _fuse(launches: Sequence[Launch], fused: tuple[str, ...]) -> list[list[Launc
 def _feeds(relayout: Relayout, launches: Sequence[Launch], tag: str) -> bool:
     """Whether a re-layout between two members of a fused kernel is read by that kernel."""
     return any(
-        isinstance(launch, OpLaunch)
-        and launch.op.fuse == tag
-        and launch.op.name == relayout.group
+        isinstance(launch, OpLaunch) and launch.op.fuse == tag and launch.op.name == relayout.group
         for launch in launches
     )
 
@@ -228,9 +231,7 @@ class _Emitter:
         if isinstance(first, Relayout):
             return self._relayout_items(first, index, delta, transient)
         launches = [cast(OpLaunch, launch) for launch in batch]
-        waits = sorted(
-            {self.done[copy] for copy in self._reads(batch) if copy in self.done}
-        )
+        waits = sorted({self.done[copy] for copy in self._reads(batch) if copy in self.done})
         for launch in launches:
             for copy in launch.writes:
                 self.done.pop(copy, None)
@@ -261,7 +262,9 @@ class _Emitter:
         dtype = shaper.precision.dtype(relayout.tensor.dtype)
         for i, step in enumerate(relayout.steps):
             name = family(step.axes[0])
-            category = cast(Category, "cp" if step.axes == ("cp",) else "dp" if name == "data" else name)
+            category = cast(
+                Category, "cp" if step.axes == ("cp",) else "dp" if name == "data" else name
+            )
             event = self.maker.groups.event(
                 step.collective, step.axes, step.elements * size, dtype, self.maker.stage
             )

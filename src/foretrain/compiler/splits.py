@@ -92,8 +92,10 @@ def full_split(
     sources: Sequence[tuple[Operand, Tensor, Layout]],
     mesh: Mesh,
 ) -> Split:
-    """Returns the split of `op`: own settings claim their axes first; the layouts of the
-    activations in `sources` extend every dim that has no own setting.
+    """Returns the split of `op`.
+
+    Own settings claim their axes first; the layouts of the activations in `sources` extend every
+    dim that has no own setting.
     """
     split = {dim: list(axes) for dim, axes in own.items()}
     claimed = {axis for axes in split.values() for axis in axes}

@@ -321,22 +321,21 @@ class _Writer:
         unit = self.context.chunks[slot.chunk][i].unit
         if not unit.gathered or (slot.chunk, i) in self.gathered:
             return
-        handles: list[int] = []
-        for group in unit.groups:
-            for step in group.gather(self.context.mesh):
-                handles.append(
-                    self.collective(
-                        step,
-                        self._gather_dtype(),
-                        self._gather_size(),
-                        label=f"{unit.path} weights",
-                        stream="gather",
-                        delta_start={"gathered weights": step.elements * self._gather_size()},
-                        microbatch=slot.microbatch,
-                        chunk=slot.chunk,
-                    )
-                )
-        self.gathered[slot.chunk, i] = handles
+        size = self._gather_size()
+        self.gathered[slot.chunk, i] = [
+            self.collective(
+                step,
+                self._gather_dtype(),
+                size,
+                label=f"{unit.path} weights",
+                stream="gather",
+                delta_start={"gathered weights": step.elements * size},
+                microbatch=slot.microbatch,
+                chunk=slot.chunk,
+            )
+            for group in unit.groups
+            for step in group.gather(self.context.mesh)
+        ]
 
     def _microstep(self, unit: Unit) -> bool:
         return any(group.reduce_microstep(self.context.mesh) for group in unit.groups)
@@ -468,9 +467,7 @@ class _Writer:
         if known is None:
             segments.append(segment)
             known = len(segments) - 1
-        return self.add(
-            Run(segments=(known,), slot="step", after=tuple(after), host_sync=sync)
-        )
+        return self.add(Run(segments=(known,), slot="step", after=tuple(after), host_sync=sync))
 
     def _norm_all_reduce(self, norm: int) -> int:
         """The squared norm is summed over all ranks: every stage waits for the slowest here."""

@@ -73,6 +73,9 @@ class _Walk:
         for op in group:
             if op.grad == "contraction" and self.has_grad(op):
                 _contraction_weights(self, op)
+        for op in group:
+            if op.grad == "contraction" and self.has_grad(op):
+                _contraction_biases(self, op)
 
     def has_grad(self, op: Op) -> bool:
         """Returns whether a gradient of the main output of `op` has arrived."""
@@ -100,9 +103,20 @@ class _Walk:
             name = f"{grad_name(tensor)}.{count}"
         return self.declare(name, self.block.tensor(tensor))
 
-    def emit(self, source: Op, suffix: str, phase: Phase, targets: Sequence[Operand], /, *,
-             inputs: Sequence[Operand], linear: tuple[int, ...] = (), cost: str | None = None,
-             flops: float = 0.0, fuse: str | None = None) -> None:
+    def emit(
+        self,
+        source: Op,
+        suffix: str,
+        phase: Phase,
+        targets: Sequence[Operand],
+        /,
+        *,
+        inputs: Sequence[Operand],
+        linear: tuple[int, ...] = (),
+        cost: str | None = None,
+        flops: float = 0.0,
+        fuse: str | None = None,
+    ) -> None:
         """Appends the operator that computes the gradients of the `targets` operands."""
         outputs = [Operand(tensor=self.fresh(t.tensor), dims=t.dims) for t in targets]
         kept = {dim for output in outputs for dim in output.dims}
@@ -112,8 +126,7 @@ class _Walk:
                 kind=source.kind,
                 cost=cost or source.cost,
                 dims=tuple(
-                    Dim(name=d.name, size=d.size, reduction=d.name not in kept)
-                    for d in source.dims
+                    Dim(name=d.name, size=d.size, reduction=d.name not in kept) for d in source.dims
                 ),
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
@@ -196,6 +209,9 @@ def _contraction_weights(walk: _Walk, op: Op) -> None:
                 inputs=[walk.dy(op), main[1 - i]], linear=(0, 1), flops=op.flops,
                 fuse=f"{op.fuse}.dw" if op.fuse else None,
             )  # fmt: skip
+
+
+def _contraction_biases(walk: _Walk, op: Op) -> None:
     for bias in op.inputs[2:]:
         _bias_grad(walk, op, bias)
 

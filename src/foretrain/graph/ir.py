@@ -145,9 +145,7 @@ class Graph:
     blocks: tuple[Block, ...]
     batch: int
     sequence: int | None
-    facts: Mapping[str, float | str | bool] = field(
-        default_factory=dict[str, float | str | bool]
-    )
+    facts: Mapping[str, float | str | bool] = field(default_factory=dict[str, float | str | bool])
 
     @property
     def num_parameters(self) -> int:

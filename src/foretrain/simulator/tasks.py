@@ -83,9 +83,7 @@ class TaskGraph:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """When each task started and ended, and when its last stream and predecessor let it go.
-
-    """
+    """When each task started and ended."""
 
     start_s: list[float]
     finish_s: list[float]

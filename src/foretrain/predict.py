@@ -1,0 +1,228 @@
+"""The pipeline: a run becomes a graph, a tree, a program, a simulation, a result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from foretrain.compiler.lower import Job, compile_program
+from foretrain.cost.model import CostModel, build_cost_model
+from foretrain.cost.prices import Prices
+from foretrain.errors import InputError, Problem
+from foretrain.frontends.flops import model_flops_per_sample
+from foretrain.frontends.transformer import build_graph
+from foretrain.graph.ir import Graph
+from foretrain.program import ComputeEvent, Program
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.result import MemoryResult, Result
+from foretrain.simulator.simulate import (
+    Simulated,
+    event_costs,
+    event_times,
+    simulate,
+    step_band,
+)
+from foretrain.simulator.timeline import build_timeline
+from foretrain.strategy.presets import build_tree
+from foretrain.strategy.tree import StrategyTree
+from foretrain.units import GIB
+
+CATEGORIES = ("tp", "cp", "ep", "pp", "dp")
+#: A run that leaves less than this share of the device free is called tight.
+TIGHT_SHARE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The stages of a run before pricing."""
+
+    graph: Graph
+    tree: StrategyTree
+    program: Program
+
+
+def data_parallel(run: RunSpec) -> int:
+    """Returns the number of data-parallel replicas of a run."""
+    return run.cluster.world_size // (run.plan.tp * run.plan.pp * run.plan.cp)
+
+
+def compile_run(run: RunSpec) -> Compiled:
+    """Returns graph, strategy tree and program of a run."""
+    dp = data_parallel(run)
+    training = run.training
+    graph = build_graph(
+        run.model,
+        batch=training.microbatch * dp,
+        sequence=training.sequence or 1,
+        attention=run.stack.attention,
+    )
+    tree = build_tree(
+        run.plan,
+        run.model,
+        world_size=run.cluster.world_size,
+        accumulation=training.accumulation(dp),
+        stack=run.stack,
+    )
+    job = Job(
+        precision=training.roles,
+        optimizer=training.optimizer,
+        stack=run.stack,
+        devices_per_node=run.cluster.devices_per_node,
+        samples_per_step=training.global_batch,
+    )
+    return Compiled(graph=graph, tree=tree, program=compile_program(graph, tree, job))
+
+
+def predict(
+    run: RunSpec,
+    *,
+    flat: bool = False,
+    plain: bool = False,
+    strict: bool = False,
+    timeline: bool = False,
+) -> Result:
+    """Returns the prediction of a run.
+
+    `flat` simulates every rank; `plain` leaves out overlap slowdown and link sharing; `strict`
+    refuses operators without a cost model; `timeline` fills Result.timeline.
+    """
+    started = perf_counter()
+    compiled = compile_run(run)
+    model = build_cost_model(run.cluster, run.stack)
+    prices = model.price(compiled.program.events)
+    warnings = _unmodelled(model, compiled.program, prices, strict=strict)
+    overlap = {name: model.overlap(name) for name in CATEGORIES}
+    simulated = simulate(compiled.program, event_times(prices, overlap, plain=plain), flat=flat)
+    result = _assemble(run, compiled, prices, simulated)
+    if timeline:
+        result = replace(result, timeline=build_timeline(compiled.program, simulated))
+    return replace(
+        result,
+        warnings=(*run.warnings, *warnings),
+        mode="flat" if flat else "hierarchical",
+        simulation_s=perf_counter() - started,
+    )
+
+
+def _unmodelled(
+    model: CostModel, program: Program, prices: Prices, *, strict: bool
+) -> tuple[str, ...]:
+    """Warns of (or refuses) operators without a cost model, with their share of event time."""
+    missing = model.unmodelled(program.events)
+    if not missing:
+        return ()
+    counts = program.event_counts()
+    total = sum(n * float(prices.value_s[i]) for i, n in counts.items())
+    shares: dict[str, float] = {}
+    for i in missing:
+        event = program.events[i]
+        if isinstance(event, ComputeEvent):
+            share = counts.get(i, 0) * float(prices.value_s[i]) / total
+            shares[event.op] = shares.get(event.op, 0.0) + share
+    texts = [
+        f"operator {op} has no cost model ({share:.1%} of the event time)"
+        for op, share in shares.items()
+    ]
+    if strict:
+        raise InputError(
+            [Problem(what=text, way_out="leave --strict out to estimate it") for text in texts]
+        )
+    return tuple(texts)
+
+
+def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simulated) -> Result:
+    training, cluster = run.training, run.cluster
+    band, provenance = step_band(compiled.program, prices, simulated)
+    samples = training.global_batch / band.value
+    tokens = samples * training.sequence if training.sequence else None
+    world = cluster.world_size
+    sequence = training.sequence or 1
+    flops = model_flops_per_sample(run.model, sequence) * training.global_batch
+    full = model_flops_per_sample(run.model, sequence, causal_half=False) * training.global_batch
+    executed = _executed_flops(compiled.program)
+    dtype = training.roles.compute
+    peak = cluster.device.peak_flops.get(_peak_name(dtype), cluster.device.peak_flops["fp32"])
+    per_second = band.value * world * peak
+    memory = _memory(run, compiled.program, simulated)
+    return Result(
+        step_time_s=band,
+        samples_per_s=samples,
+        tokens_per_s=tokens,
+        tokens_per_s_per_device=None if tokens is None else tokens / world,
+        model_flops_per_step=flops,
+        model_flops_full_attention=full,
+        hardware_flops_per_step=executed,
+        peak_flops_per_device=peak,
+        peak_dtype=dtype,
+        mfu=flops / per_second,
+        hfu=executed / per_second,
+        fits=memory.device_used_bytes <= memory.usable_bytes,
+        bubble_fraction=sum(c.bubble_s for c in simulated.classes)
+        / (len(simulated.classes) * band.value),
+        memory=memory,
+        time_parts=simulated.classes[simulated.last_class].parts,
+        last_class=simulated.last_class,
+        classes=simulated.classes,
+        events=event_costs(compiled.program, prices),
+        timeline=(),
+        memory_timeline=tuple(peak.timeline for peak in simulated.peaks),
+        program=compiled.program,
+        provenance=provenance,
+        assumptions=(
+            *run.assumptions,
+            f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",
+        ),
+        warnings=(),
+        mode="hierarchical",
+    )
+
+
+def _peak_name(dtype: str) -> str:
+    return "fp8" if dtype == "mxfp8" else dtype
+
+
+def _executed_flops(program: Program) -> float:
+    """FLOP that all devices execute in one step: contractions and attention, recompute included.
+
+    Attention backward counts 2 x forward here as in MFU, not the 2.5 x of kernels that recompute
+    scores; element-wise work is left out, as in model FLOP.
+    """
+    total = 0.0
+    flops = [_contraction_flops(event) for event in program.events]
+    per_segment = [sum(flops[item.event] for item in segment.items) for segment in program.segments]
+    for rank_class in program.classes:
+        for entry in rank_class.entries:
+            segments = getattr(entry, "segments", ())
+            total += len(rank_class.ranks) * sum(per_segment[s] for s in segments)
+    return total
+
+
+def _contraction_flops(event: object) -> float:
+    if not isinstance(event, ComputeEvent):
+        return 0.0
+    if event.op == "attention":
+        return event.flops * (2.0 / 2.5 if event.direction == "backward" else 1.0)
+    return event.flops if event.op == "gemm" else 0.0
+
+
+def _memory(run: RunSpec, program: Program, simulated: Simulated) -> MemoryResult:
+    """Adds what lives outside the allocator to the peak of the worst rank."""
+    stack, device = run.stack, run.cluster.device
+    worst = max(range(len(simulated.peaks)), key=lambda i: simulated.peaks[i].total)
+    peak = simulated.peaks[worst]
+    framework = stack.framework_gib * GIB
+    allocated = peak.total + framework
+    slack = allocated * stack.fragmentation
+    context = stack.context_gib * GIB
+    parts = {**peak.parts, "framework": framework, "fragmentation": slack, "context": context}
+    capacity = device.memory_bytes
+    return MemoryResult(
+        capacity_bytes=capacity,
+        usable_bytes=capacity,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=allocated + slack,
+        device_used_bytes=allocated + slack + context,
+        worst_rank=program.classes[worst].ranks[0],
+        moment=f"stage {program.classes[worst].stage}, {peak.moment}",
+        parts_bytes=parts,
+    )

@@ -1,0 +1,348 @@
+"""From a Program to the TaskGraph that the engine plays: folded (hierarchical) or flat.
+
+Folded: one representative per rank class; a chunk of layers is one (max,+) step where nothing
+asynchronous of its class can run beside it, and single items where something can. Flat: every
+rank, every item, collectives with all their members. Both see the same launch lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretrain.program import Comm, Item, Program, RankClass, Run
+from foretrain.simulator.segment_play import EventTimes, Macro, PlayedItem, play_segment
+from foretrain.simulator.tasks import COMM, COMPUTE, HOST, TaskGraph
+
+#: Share of the NICs of a rank that a transfer fills: one pair reaches about half a 400G NIC
+#: (10 x 1 H100, nccl-tests: 24.9 of 50 GB/s); a collective fills them.
+PAIR_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInfo:
+    """What a task is, for reading the result. `entry` indexes the launch list of the device."""
+
+    device: int
+    entry: int
+    stream: str
+    category: str
+    label: str
+    parts: dict[str, float] | None = None  # how a macro step splits, None: all `category`
+
+
+@dataclass(slots=True, kw_only=True)
+class Expanded:
+    """The graph, what its tasks are, and the devices (class index, rank) it plays."""
+
+    graph: TaskGraph
+    info: list[TaskInfo]
+    devices: list[tuple[int, int]]
+    first_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    comm_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    macros: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+
+
+class SegmentTimes:
+    """Macro steps of segments and of chains of segments, each played once."""
+
+    def __init__(self, program: Program, times: EventTimes) -> None:
+        self.program, self.times = program, times
+        self._single: dict[int, tuple[Macro, list[PlayedItem]]] = {}
+        self._chains: dict[tuple[int, ...], Macro] = {}
+
+    def segment(self, index: int) -> tuple[Macro, list[PlayedItem]]:
+        """Returns the macro step and the items of one segment."""
+        if index not in self._single:
+            self._single[index] = play_segment(self.program.segments[index], self.times)
+        return self._single[index]
+
+    def chain(self, segments: tuple[int, ...]) -> Macro:
+        """Returns the macro step of segments one after the other."""
+        if segments not in self._chains:
+            macro = Macro()
+            for index in segments:
+                macro = macro.then(self.segment(index)[0])
+            self._chains[segments] = macro
+        return self._chains[segments]
+
+
+def expand_folded(program: Program, times: EventTimes, segments: SegmentTimes) -> Expanded:
+    """Returns the graph of one representative rank per class."""
+    return _Expander(program, times, segments, flat=False).build()
+
+
+def expand_flat(program: Program, times: EventTimes, segments: SegmentTimes) -> Expanded:
+    """Returns the graph of every rank and every item."""
+    return _Expander(program, times, segments, flat=True).build()
+
+
+def quiet_runs(rank_class: RankClass) -> list[bool]:
+    """Returns for each entry whether no asynchronous collective of its class can run beside it.
+
+    A data-parallel collective may run from its launch until the first entry that waits for it.
+    Transfers between stages do not count: they press on nothing.
+    """
+    entries = rank_class.entries
+    until: dict[int, int] = {}
+    for i, entry in enumerate(entries):
+        for waited in entry.after:
+            until.setdefault(waited, i)
+    quiet = [True] * len(entries)
+    for i, entry in enumerate(entries):
+        if isinstance(entry, Comm) and entry.category != "pp":
+            for j in range(i + 1, until.get(i, len(entries))):
+                quiet[j] = False
+    return quiet
+
+
+class _Expander:
+    """Builds the task graph device by device; collectives are joined by key."""
+
+    def __init__(
+        self, program: Program, times: EventTimes, segments: SegmentTimes, *, flat: bool
+    ) -> None:
+        self.program, self.times, self.segments, self.flat = program, times, segments, flat
+        self.graph = TaskGraph()
+        self.out = Expanded(graph=self.graph, info=[], devices=[])
+        self.joined: dict[tuple[object, ...], int] = {}
+        self.streams: dict[tuple[int, str], int] = {}
+        self.links: dict[tuple[int, str], int] = {}
+
+    def build(self) -> Expanded:
+        """Returns the expanded program."""
+        for index, rank_class in enumerate(self.program.classes):
+            quiet = quiet_runs(rank_class) if not self.flat else []
+            ranks = rank_class.ranks if self.flat else rank_class.ranks[:1]
+            for rank in ranks:
+                self.out.devices.append((index, rank))
+                self._device(len(self.out.devices) - 1, rank, rank_class, quiet)
+        return self.out
+
+    # -- pieces ----------------------------------------------------------------------------
+
+    def stream(self, device: int, name: str) -> int:
+        """Returns the id of a stream of a device."""
+        key = (device, name)
+        if key not in self.streams:
+            self.streams[key] = self.graph.add_stream(device)
+        return self.streams[key]
+
+    def link(self, rank: int, name: str) -> int:
+        """Returns the id of a link of a rank."""
+        return self.links.setdefault((rank, name), len(self.links))
+
+    def task(self, info: TaskInfo, **arguments: object) -> int:
+        """Returns the id of a new task described by `info`."""
+        self.out.info.append(info)
+        return self.graph.add_task(label=info.label, **arguments)  # pyright: ignore[reportArgumentType]
+
+    def host(
+        self, device: int, entry: int, seconds: float, preds: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Returns the host task before a launch as predecessors; nothing when it costs nothing."""
+        if seconds <= 0.0 and not preds:
+            return ()
+        info = TaskInfo(device=device, entry=entry, stream="host", category="host", label="launch")
+        task = self.task(
+            info, kind=HOST, streams=(self.stream(device, "host"),), work_s=seconds, preds=preds
+        )
+        return (task,)
+
+    # -- entries ---------------------------------------------------------------------------
+
+    def _device(self, device: int, rank: int, rank_class: RankClass, quiet: Sequence[bool]) -> None:
+        done: list[int] = []  # the task whose end is the end of each entry
+        computed: tuple[int, ...] = ()
+        for i, entry in enumerate(rank_class.entries):
+            after = tuple(done[j] for j in entry.after)
+            if isinstance(entry, Comm):
+                done.append(self._comm(device, rank, i, entry, after, computed))
+                self.out.comm_task[device, i] = done[-1]
+                continue
+            first = len(self.out.info)
+            folded = not self.flat and (quiet[i] or not self.times.fluid)
+            if folded:
+                task = self._macro(device, i, entry, after)
+            else:
+                task = self._items(device, rank, i, entry, after, computed)
+            self.out.first_task[device, i] = first
+            self.out.last_task[device, i] = task
+            computed = (task,)
+            done.append(task)
+
+    def _macro(self, device: int, i: int, run: Run, after: tuple[int, ...]) -> int:
+        macro = self.segments.chain(run.segments)
+        synced = after if run.host_sync else ()
+        launched = self.host(device, i, macro.lead, synced)
+        rest = macro.host - macro.lead
+        if rest > 0.0:
+            self.host(device, i, rest, ())
+        info = TaskInfo(
+            device=device,
+            entry=i,
+            stream="compute",
+            category="compute",
+            label=_run_label(run),
+            parts=dict(macro.parts),
+        )
+        task = self.task(
+            info,
+            kind=COMPUTE,
+            streams=(self.stream(device, "compute"),),
+            work_s=macro.gpu,
+            preds=(*launched, *after),
+        )
+        self.out.macros[task] = run.segments
+        return task
+
+    def _items(
+        self,
+        device: int,
+        rank: int,
+        i: int,
+        run: Run,
+        after: tuple[int, ...],
+        computed: tuple[int, ...],
+    ) -> int:
+        waiting = after
+        synced = after if run.host_sync else ()
+        last = -1
+        for position, index in enumerate(run.segments):
+            items = self.program.segments[index].items
+            tasks: list[int] = []
+            for j, item in enumerate(items):
+                launched = self.host(device, i, self.times.host[item.event], synced)
+                synced = ()
+                waits = tuple(tasks[w] for w in item.waits)
+                if item.stream == "compute":
+                    preds = (*launched, *waits, *waiting)
+                    tasks.append(self._compute_item(device, i, item, preds))
+                    computed = (tasks[-1],)
+                    waiting = ()
+                else:
+                    where = (i, position, j)
+                    preds = (*launched, *waits, *computed, *waiting)
+                    tasks.append(self._comm_item(device, rank, where, item, preds))
+            last = self._close(device, i, tasks)
+            computed = (last,)
+        return last
+
+    def _close(self, device: int, i: int, tasks: Sequence[int]) -> int:
+        """The end of a segment: its last task, or a join when communication ends it."""
+        last = tasks[-1]
+        if self.out.info[last].stream == "compute":
+            return last
+        info = TaskInfo(device=device, entry=i, stream="compute", category="compute", label="join")
+        return self.task(
+            info,
+            kind=COMPUTE,
+            streams=(self.stream(device, "compute"),),
+            work_s=0.0,
+            preds=(last,),
+        )
+
+    def _compute_item(self, device: int, i: int, item: Item, preds: tuple[int, ...]) -> int:
+        info = TaskInfo(
+            device=device, entry=i, stream="compute", category=item.category, label=item.label
+        )
+        return self.task(
+            info,
+            kind=COMPUTE,
+            streams=(self.stream(device, "compute"),),
+            work_s=self.times.value[item.event],
+            preds=preds,
+        )
+
+    def _comm_item(
+        self,
+        device: int,
+        rank: int,
+        where: tuple[int, int, int],
+        item: Item,
+        preds: tuple[int, ...],
+    ) -> int:
+        members = self._members(rank, item.axes)
+        key = ("item", *where, members) if self.flat and len(members) > 1 else None
+        return self._transfer(
+            device, rank, where[0], item.label, item.stream, item.category, item.event, preds, key
+        )
+
+    def _comm(
+        self,
+        device: int,
+        rank: int,
+        i: int,
+        comm: Comm,
+        after: tuple[int, ...],
+        computed: tuple[int, ...],
+    ) -> int:
+        launched = self.host(device, i, self.times.host[comm.event], ())
+        preds = (*launched, *after, *(() if comm.posted else computed))
+        key: tuple[object, ...] | None = None
+        if comm.key is not None:
+            key = (comm.key, self._rest(rank, comm.axes))
+        elif self.flat:
+            members = self._members(rank, comm.axes)
+            key = ("entry", i, members) if len(members) > 1 else None
+        return self._transfer(
+            device, rank, i, comm.label, comm.stream, comm.category, comm.event, preds, key
+        )
+
+    def _members(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+        return self.program.mesh.group(rank, axes) if self.flat else (rank,)
+
+    def _rest(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+        """Coordinates off the axes of a group: equal for all its members (folded: one group)."""
+        if not self.flat:
+            return ()
+        place = self.program.mesh.coordinates(rank)
+        return tuple(v for axis, v in place.items() if axis not in axes)
+
+    def _transfer(
+        self,
+        device: int,
+        rank: int,
+        i: int,
+        label: str,
+        stream: str,
+        category: str,
+        event: int,
+        preds: tuple[int, ...],
+        key: tuple[object, ...] | None,
+    ) -> int:
+        """A communication task; a further member of a known one joins it."""
+        own = self.stream(device, stream)
+        link = self.times.link[event] if self.times.fluid else ""
+        use = ((self.link(rank, link), PAIR_SHARE if category == "pp" else 1.0),) if link else ()
+        known = self.joined.get(key) if key is not None else None
+        if known is not None:
+            self.graph.order[own].append(known)
+            self.graph.preds[known] = (*self.graph.preds[known], *preds)
+            self.graph.links[known] = (*self.graph.links[known], *use)
+            return known
+        press, slowed = self.times.gammas(category)
+        latency = self.times.latency[event]
+        info = TaskInfo(device=device, entry=i, stream=stream, category=category, label=label)
+        task = self.task(
+            info,
+            kind=COMM,
+            streams=(own,),
+            latency_s=latency,
+            work_s=self.times.value[event] - latency,
+            preds=preds,
+            press=press,
+            slowed=slowed,
+            links=use,
+        )
+        if key is not None:
+            self.joined[key] = task
+        return task
+
+
+def _run_label(run: Run) -> str:
+    if run.slot == "step":
+        return "optimizer step"
+    where = f" {run.layer}" if run.layer else ""
+    return f"{run.slot}{run.microbatch} chunk {run.chunk}{where}"

@@ -1,0 +1,201 @@
+"""One simulation: a Program and its prices in, the Result of every rank class out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+from foretrain.cost.prices import Prices
+from foretrain.program import Program, Run
+from foretrain.simulator.breakdown import Booked, book_device, busy_seconds, time_parts
+from foretrain.simulator.expand import Expanded, SegmentTimes, expand_flat, expand_folded
+from foretrain.simulator.memory import Peak, Profiles, memory_peak
+from foretrain.simulator.reference import play
+from foretrain.simulator.result import Band, ClassResult, EventCost
+from foretrain.simulator.segment_play import EventTimes
+from foretrain.simulator.tasks import Played
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What one play of the program found; `peaks` has the memory of each class."""
+
+    step_s: float
+    classes: tuple[ClassResult, ...]
+    peaks: tuple[Peak, ...]
+    last_class: int
+    expanded: Expanded
+    played: Played
+    segments: SegmentTimes
+
+
+def event_times(
+    prices: Prices, overlap: Mapping[str, tuple[float, float]], *, plain: bool
+) -> EventTimes:
+    """Returns prices as plain lists for the engine; `plain` leaves overlap and sharing out."""
+    return EventTimes(
+        value=[float(v) for v in prices.value_s],
+        latency=[float(v) for v in prices.latency_s],
+        host=[float(v) for v in prices.host_s],
+        link=prices.link,
+        overlap=overlap,
+        fluid=not plain,
+    )
+
+
+def simulate(program: Program, times: EventTimes, *, flat: bool = False) -> Simulated:
+    """Returns the simulated step of a program, folded or flat."""
+    segments = SegmentTimes(program, times)
+    expanded = (expand_flat if flat else expand_folded)(program, times, segments)
+    played = play(expanded.graph, fluid=times.fluid)
+    profiles = Profiles(program)
+    classes: list[ClassResult] = []
+    peaks: list[Peak] = []
+    for index, rank_class in enumerate(program.classes):
+        device = _slowest_device(expanded, played, index)
+        booked = book_device(expanded, played, device, pipeline=len(program.classes) > 1)
+        peak = memory_peak(expanded, played, device, rank_class, profiles)
+        peaks.append(peak)
+        busy = busy_seconds(expanded, played, device)
+        classes.append(_class_result(program, index, booked, busy, peak))
+    return Simulated(
+        step_s=played.makespan_s,
+        classes=tuple(classes),
+        peaks=tuple(peaks),
+        last_class=_last_class(expanded, played, len(classes)),
+        expanded=expanded,
+        played=played,
+        segments=segments,
+    )
+
+
+def _slowest_device(expanded: Expanded, played: Played, index: int) -> int:
+    """The device of a class that ends last; all ranks of a class are equal when folded."""
+    devices = [d for d, (c, _) in enumerate(expanded.devices) if c == index]
+    if len(devices) == 1:
+        return devices[0]
+    ends = _device_ends(expanded, played)
+    return max(devices, key=lambda d: (ends.get(d, 0.0), -d))
+
+
+def _device_ends(expanded: Expanded, played: Played) -> dict[int, float]:
+    ends: dict[int, float] = {}
+    for (device, _), task in (*expanded.last_task.items(), *expanded.comm_task.items()):
+        ends[device] = max(ends.get(device, 0.0), played.finish_s[task])
+    return ends
+
+
+def _last_class(expanded: Expanded, played: Played, num_classes: int) -> int:
+    ends = _device_ends(expanded, played)
+    by_class = [
+        max(ends.get(d, 0.0) for d, (c, _) in enumerate(expanded.devices) if c == index)
+        for index in range(num_classes)
+    ]
+    return max(range(num_classes), key=lambda c: (by_class[c], -c))
+
+
+def _class_result(
+    program: Program, index: int, booked: Booked, busy: float, peak: Peak
+) -> ClassResult:
+    parts = time_parts(booked)
+    rank_class = program.classes[index]
+    exposed = sum(parts.exposed_communication.values())
+    return ClassResult(
+        name=rank_class.name,
+        stage=rank_class.stage,
+        ranks=rank_class.ranks,
+        busy_s=busy,
+        exposed_s=exposed,
+        idle_s=parts.bubble + parts.wait + parts.host + parts.other,
+        bubble_s=parts.bubble,
+        parts=parts,
+        peak_allocated_bytes=peak.total,
+        peak_parts_bytes=peak.parts,
+        moment=peak.moment,
+    )
+
+
+def event_costs(program: Program, prices: Prices) -> tuple[EventCost, ...]:
+    """Returns every unique event with its label, count over all classes, and price."""
+    counts = program.event_counts()
+    labels = _labels(program)
+    return tuple(
+        EventCost(
+            event=event,
+            label=labels.get(i, ""),
+            count=counts.get(i, 0),
+            value_s=float(prices.value_s[i]),
+            low_s=float(prices.low_s[i]),
+            high_s=float(prices.high_s[i]),
+            provenance=prices.provenance[i],
+            formula=prices.formula[i],
+        )
+        for i, event in enumerate(program.events)
+    )
+
+
+def _labels(program: Program) -> dict[int, str]:
+    labels: dict[int, str] = {}
+    for segment in program.segments:
+        scope = ".".join(
+            "*" if part.isdigit() else part for part in segment.name.split()[0].split(".")
+        )
+        for item in segment.items:
+            name = item.label if item.label.startswith(scope) else f"{scope}.{item.label}"
+            labels.setdefault(item.event, name if " " not in segment.name or scope else item.label)
+    for rank_class in program.classes:
+        for entry in rank_class.entries:
+            if not isinstance(entry, Run):
+                labels.setdefault(entry.event, entry.label)
+    return labels
+
+
+def step_band(
+    program: Program, prices: Prices, simulated: Simulated
+) -> tuple[Band, dict[str, float]]:
+    """Returns the step time with its 90 % interval, and the share of event time by provenance.
+
+    Errors of events that share constants (one family) move together and add up; families are
+    independent and combine in quadrature (cost_model: intervals). Communication counts with the
+    share of it that is exposed.
+    """
+    step = simulated.step_s
+    counts = _class_counts(program, simulated.last_class)
+    exposed = sum(simulated.classes[simulated.last_class].parts.exposed_communication.values())
+    seconds = {i: n * float(prices.value_s[i]) for i, n in counts.items()}
+    comm = sum(s for i, s in seconds.items() if prices.family[i] in COMM_FAMILIES)
+    scale = min(1.0, exposed / comm) if comm > 0 else 0.0
+    families: dict[str, float] = {}
+    sources: dict[str, float] = {}
+    for i, s in seconds.items():
+        value, high = float(prices.value_s[i]), float(prices.high_s[i])
+        weight = s * (scale if prices.family[i] in COMM_FAMILIES else 1.0)
+        sources[prices.provenance[i]] = sources.get(prices.provenance[i], 0.0) + weight
+        if value > 0.0 and high > value:
+            families[prices.family[i]] = families.get(prices.family[i], 0.0) + weight * log(
+                high / value
+            )
+    width = sqrt(sum(v * v for v in families.values())) / step if step > 0 else 0.0
+    total = sum(sources.values()) or 1.0
+    band = Band(value=step, low=step * exp(-width), high=step * exp(width))
+    return band, {name: value / total for name, value in sorted(sources.items())}
+
+
+COMM_FAMILIES = frozenset({"scaleup", "pcie", "nic", "network"})
+
+
+def _class_counts(program: Program, index: int) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    uses: dict[int, Sequence[int]] = {
+        i: [item.event for item in segment.items] for i, segment in enumerate(program.segments)
+    }
+    for entry in program.classes[index].entries:
+        events: Sequence[int]
+        if isinstance(entry, Run):
+            events = [event for segment in entry.segments for event in uses[segment]]
+        else:
+            events = (entry.event,)
+        for event in events:
+            counts[event] = counts.get(event, 0) + 1
+    return counts
