@@ -45,7 +45,7 @@ class Mesh:
         return tuple(sorted(base + sum(offsets) for offsets in product(*steps)))
 
     def split_axis(self, axis: str, inner: int) -> Mesh:
-        """Returns a mesh with `axis` as two axes: `axis.0` and inside it `axis.1` of size `inner`."""
+        """Returns a mesh with `axis` as `axis.0` and, inside it, `axis.1` of size `inner`."""
         i = self.axes.index(axis)
         outer = self.sizes[i] // inner
         return Mesh(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -94,6 +95,7 @@ def family(axis: str) -> str:
     return "data" if stem in ("dp_replicate", "dp_shard", "cp", "dp") else stem
 
 
+@lru_cache(maxsize=65536)
 def redistribute(
     source: Layout, wanted: Layout, elements: int, mesh: Mesh
 ) -> tuple[Redistribution, ...]:

@@ -94,10 +94,14 @@ def _book_gap(booked: Booked, expanded: Expanded, played: Played, task: int, clo
         info = expanded.info[blocker]
         begin = max(clock, min(end, played.start_s[blocker]))
         if graph.kind[blocker] == HOST:
+            if not graph.preds[blocker]:  # it ran late because the host launched other work
+                booked.book("host", end - clock)
+                return
             booked.book("host", end - begin)
         elif graph.kind[blocker] == COMM:
             booked.book(info.category, end - begin)
-            booked.book("bubble" if info.category == "pp" else "wait", begin - clock)
+            waits_for_stage = info.category == "pp" or blocker in expanded.across
+            booked.book("bubble" if waits_for_stage else "wait", begin - clock)
             return
         else:
             booked.book("other", end - begin)

@@ -41,6 +41,7 @@ class Expanded:
     first_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     comm_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    across: set[int] = field(default_factory=set[int])  # tasks that join several classes
     macros: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
 
@@ -318,6 +319,8 @@ class _Expander:
         use = ((self.link(rank, link), PAIR_SHARE if category == "pp" else 1.0),) if link else ()
         known = self.joined.get(key) if key is not None else None
         if known is not None:
+            if self.out.devices[self.out.info[known].device][0] != self.out.devices[device][0]:
+                self.out.across.add(known)
             self.graph.order[own].append(known)
             self.graph.preds[known] = (*self.graph.preds[known], *preds)
             self.graph.links[known] = (*self.graph.links[known], *use)
