@@ -60,6 +60,9 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
             plan = replace(plan, schedule="1f1b")
             if "schedule" in given:
                 idle("schedule", "pp is 1")
+    if plan.in_flight is not None and plan.schedule == "gpipe":
+        plan = replace(plan, in_flight=None)
+        idle("in_flight", "gpipe runs all forwards first")
     if plan.sequence_parallel and plan.tp == 1:
         plan = replace(plan, sequence_parallel=False)
         idle("sequence_parallel", "tp is 1")

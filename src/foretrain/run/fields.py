@@ -106,7 +106,7 @@ def _read_keys(fields: Fields, document: Document, section: str, given: str, val
     if not isinstance(value, Mapping):
         fields.problems.append(
             Problem(
-                what=f"{section} is a mapping of fields",
+                what="must be a mapping of fields",
                 where=fields.place(section),
                 value=value,
                 allowed=", ".join(aliases.KEYS[section]),

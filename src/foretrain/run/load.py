@@ -81,12 +81,14 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         return None
     given = {key for key in section.values if section.has(key)}
     plan, warnings = drop_idle_settings(plan, given)
+    if stack.preset != preset:
+        warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
     model, padded = pad_vocabulary(model, plan)
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
-    dp = data_parallel(plan, cluster.num_devices)
+    dp = data_parallel(plan, cluster.world_size)
     if dp is not None:
         count = training.accumulation(dp)
         sequence = training.sequence or 0
@@ -97,7 +99,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         plan=replace(plan, dp=dp),
         cluster=cluster,
         stack=stack,
-        assumptions=(*lines, *taken, *padded),
+        assumptions=(*model.assumed, *cluster.notes, *lines, *taken, *padded),
         warnings=tuple(warnings),
         source={key: value for key, value in fields.values.items() if value},
     )
@@ -119,7 +121,7 @@ class _Words:
 def _read_words(fields: Fields, cluster: Cluster | None, lines: list[str]) -> _Words:
     section = Section(path="training", values=fields.section("training"), problems=fields.problems)
     if not section.has("sequence"):
-        what, way_out = "sequence is missing: the training length in tokens", "e.g. sequence: 4096"
+        what, way_out = "missing: the training length in tokens", "e.g. sequence: 4096"
         fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
     has_bf16 = cluster is None or cluster.device.supports("bf16")
     default = "bf16" if has_bf16 else "fp16"
@@ -151,7 +153,7 @@ def _training(
     lines: list[str],
 ) -> Training | None:
     """The settled training section; also checks the plan against model, batch and cluster."""
-    dp = data_parallel(plan, cluster.num_devices)
+    dp = data_parallel(plan, cluster.world_size)
     batch = Batch(global_batch=words.global_batch or 1, microbatch=words.microbatch or 1)
     if dp is not None:
         batch = settle_batch(
@@ -164,7 +166,7 @@ def _training(
         )
         lines += batch.assumptions
     numbers = Numbers(
-        num_devices=cluster.num_devices,
+        num_devices=cluster.world_size,
         sequence=words.sequence,
         global_batch=batch.global_batch,
         microbatch=batch.microbatch,
@@ -197,7 +199,7 @@ def _preset_and_stack(
         preset, why = "megatron", "not given"
         if stack is not None:
             preset, why = stack.preset, f"usual with stack {stack.name}"
-        elif cluster is not None and cluster.num_devices == 1:
+        elif cluster is not None and cluster.world_size == 1:
             preset, why = "plain", "one device"
         lines.append(f"preset = {preset} ({why})")
     if stack is None and "stack" not in fields.values:
