@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from foretrain.errors import InternalError, Problem
 from foretrain.simulator.tasks import COMM, COMPUTE, HOST, TaskGraph
@@ -16,7 +17,7 @@ FRACTION_SLACK = 1e-9
 
 
 def refuse_bad(graph: TaskGraph) -> None:
-    """Returns nothing; raises InternalError with every bad value, duration or index by its label."""
+    """Returns nothing; raises InternalError that names every bad value and index."""
     problems = list(_lengths(graph))
     if not problems:  # all later checks index the lists by task and stream
         problems = [*_numbers(graph), *_indices(graph), *_links(graph)]
@@ -60,7 +61,7 @@ def _waits(graph: TaskGraph, stuck: set[int]) -> dict[int, list[int]]:
         others.extend(other for other in graph.preds[task] if other in stuck)
     for order in graph.order:
         stuck_here = [task for task in order if task in stuck]
-        for before, task in zip(stuck_here, stuck_here[1:], strict=False):
+        for before, task in pairwise(stuck_here):
             waits[task].append(before)
     return {task: list(dict.fromkeys(others)) for task, others in waits.items()}
 
@@ -148,6 +149,8 @@ def _links(graph: TaskGraph) -> Iterator[Problem]:
                     value=fraction,
                     allowed="0 to 1",
                 )
+        if len(links) > 1 and len(dict(links)) < len(links):
+            yield Problem(what=f"a link stands twice in {name(graph, task)}", where="links")
     for task, kind in enumerate(graph.kind):
         if kind != COMM and (graph.links[task] or graph.press[task] or graph.slowed[task]):
             yield Problem(

@@ -67,10 +67,7 @@ def walk(
             if not latency[task] and not work[task]:
                 finish[task] = now
                 done += 1
-                for other in then[task]:
-                    missing[other] -= 1
-                    if not missing[other]:
-                        ready.append(other)
+                _release(then[task], missing, ready)
             elif alone[task]:
                 due[task] = end
                 heappush(heap, (end, task))
@@ -87,10 +84,15 @@ def walk(
                 continue  # only its latency has ended
             finish[task] = now
             done += 1
-            for other in then[task]:
-                missing[other] -= 1
-                if not missing[other]:
-                    ready.append(other)
+            _release(then[task], missing, ready)
+
+
+def _release(others: list[int], missing: list[int], ready: list[int]) -> None:
+    """Returns nothing; `others` wait for one task less."""
+    for other in others:
+        missing[other] -= 1
+        if not missing[other]:
+            ready.append(other)
 
 
 class Rates:
@@ -260,13 +262,7 @@ def _shared_links(graph: TaskGraph) -> list[Uses]:
             users[link] = users.get(link, 0) + 1
             common[link] = common[link] & on if link in common else on
     shared = {link for link, count in users.items() if count > 1 and not common[link]}
-    return [_merged(uses, shared) if uses else () for uses in graph.links]
-
-
-def _merged(uses: Uses, shared: set[int]) -> Uses:
-    """Returns the uses of shared links, each link once."""
-    total: dict[int, float] = {}
-    for link, fraction in uses:
-        if link in shared and fraction > 0.0:
-            total[link] = total.get(link, 0.0) + fraction
-    return tuple(total.items())
+    return [
+        tuple((link, fraction) for link, fraction in uses if link in shared and fraction)
+        for uses in graph.links
+    ]
