@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,7 @@ def _memory_ratio(machine: Machine) -> float:
 
 
 def _alignment(row: Array, n: Array, size: float, rules: Mapping[str, float]) -> Array:
-    elements = rules["align_bytes"] / size
+    elements = 2.0 ** round(log2(rules["align_bytes"] / size))  # block scales lie elsewhere
     odd = (row % 2 == 1) | (n % 2 == 1)
     loose = (row % elements != 0) | (n % elements != 0)
     return np.where(odd, rules["odd_penalty"], np.where(loose, rules["align_penalty"], 1.0))

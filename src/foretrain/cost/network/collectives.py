@@ -53,8 +53,7 @@ def price(event: CommEvent, cluster: Cluster) -> Answer:
 
 
 def _over_nodes(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Answer:
-    fabrics: Mapping[str, Any] = load("network")["fabric"]
-    fabric = fabrics.get(cluster.fabric, fabrics["ethernet"])
+    fabric = _fabric(cluster)
     span = _span(event, cluster, layout)
     link = "nic"
     if event.collective == "all_to_all":
@@ -75,6 +74,13 @@ def _over_nodes(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Answ
     )
     row = "fitted" if fabric["mark"] in ("measured", "fitted") else "generation"
     return _answer(event, seconds, alpha, link=link, row=row, mark=fabric["mark"], text=text)
+
+
+def _fabric(cluster: Cluster) -> Mapping[str, Any]:
+    """Returns the constants of the cluster's fabric, as measured with its device generation."""
+    fabrics: Mapping[str, Mapping[str, Any]] = load("network")["fabric"]
+    base = fabrics.get(cluster.fabric, fabrics["ethernet"])
+    return {**base, **base.get("generation", {}).get(cluster.device.generation.lower(), {})}
 
 
 def _span(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Span:

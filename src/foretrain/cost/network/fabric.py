@@ -9,7 +9,8 @@ For a group of N ranks on n nodes, up to `ppn` of them on one node:
   bandwidth may reach 2 (N - 1) / N times the NICs;
 - an all-to-all sends (N - ppn) / N of a rank's buffer over its NIC and the rest inside the node;
 - alpha grows with log2 of the nodes, and linearly in peers for all-to-all;
-- S0 = B tau sqrt(N): the knee moves to larger messages as the group grows.
+- the knee moves to larger messages as the group grows: S0 = B tau N**growth for all-reduce (a root
+  beyond 128 ranks, where trees take over), B tau_ring N for gathers and scatters.
 
 Constants: [fabric.*] of catalog/calibration/network.toml. Explained in docs/explain/network.md.
 """
@@ -20,8 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
+from foretrain.cost.calibration import load
 from foretrain.cost.network.curve import Curve
 from foretrain.units import GB, US
+
+
+RINGS = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class Span:
 
 def fabric_curve(collective: str, span: Span, fabric: Mapping[str, float]) -> Curve:
     """Returns the curve of a ring or tree collective over several nodes."""
-    nics = span.nic_bytes_s
+    nics, rules = span.nic_bytes_s, load("network")["rules"]
     doublings = max(0.0, log2(span.nodes / 2.0))
     if span.per_node == 1:
         bandwidth = fabric["e_single"] * nics
@@ -70,17 +75,26 @@ def fabric_curve(collective: str, span: Span, fabric: Mapping[str, float]) -> Cu
     return Curve(
         alpha_s=alpha,
         bandwidth=bandwidth,
-        half_bytes=bandwidth * fabric["tau_us"] * US * sqrt(span.ranks),
-        p=fabric["p"],
+        half_bytes=bandwidth * _knee_s(collective, span.ranks, fabric),
+        p=rules["ring_p"] if collective in RINGS else fabric["p"],
         r=fabric["r"],
     )
+
+
+def _knee_s(collective: str, ranks: int, fabric: Mapping[str, float]) -> float:
+    """Returns S0 / B in seconds."""
+    if collective in RINGS:
+        return fabric["tau_ring_us"] * US * ranks
+    limit = load("network")["rules"]["growth_ranks"]
+    near = min(float(ranks), limit) ** fabric["growth"]
+    return fabric["tau_us"] * US * near * sqrt(max(1.0, ranks / limit))
 
 
 def _hops(collective: str, nodes: int) -> float:
     """Returns the crossings of the fabric that follow one another."""
     if collective == "all_reduce":
         return 2.0 * ceil(log2(nodes))
-    if collective in ("all_gather", "reduce_scatter"):
+    if collective in RINGS:
         return float(nodes - 1)
     return float(ceil(log2(nodes))) if collective == "broadcast" else 1.0
 
@@ -95,7 +109,7 @@ def all_to_all_seconds(num_bytes: float, span: Span, fabric: Mapping[str, float]
         alpha_s=alpha,
         bandwidth=rate,
         half_bytes=rate * fabric["tau_us"] * US * sqrt(span.ranks),
-        p=1.0,
+        p=fabric["p"],
         r=1.0,
     )
     seconds = curve.seconds(num_bytes, outside)

@@ -1,4 +1,4 @@
-"""Devices and clusters for tests of the cost model, spelled out so that no catalog file moves them."""
+"""Devices and clusters for tests of the cost model, independent of the catalog of devices."""
 
 from __future__ import annotations
 

@@ -1,0 +1,235 @@
+"""Operators against the worked numbers of the handbook and against physics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_machines import cluster, stack
+from foretrain.cost.model import CostModel, build_cost_model
+from foretrain.program import ComputeEvent
+
+
+def gemm(m, n, k, *, b=1, dtype="bf16", direction="forward", **extra) -> ComputeEvent:
+    shape = {"b": b, "m": m, "n": n, "k": k, **extra}
+    size = 2 * (m * n + n * k + m * k) * b
+    return ComputeEvent(
+        op="gemm",
+        direction=direction,
+        dtype=dtype,
+        shape=tuple((key, float(value)) for key, value in shape.items()),
+        flops=2.0 * b * m * n * k,
+        bytes=float(size),
+    )
+
+
+def attention(s, *, heads=32, kv=8, d=128, direction="forward", causal=1, window=0, batch=1):
+    shape = {
+        "batch": batch, "seq_q": s, "seq_kv": s, "heads": heads, "kv_heads": kv,
+        "head_dim": d, "head_dim_v": d, "causal": causal, "window": window,
+    }  # fmt: skip
+    return ComputeEvent(
+        op="attention",
+        direction=direction,
+        dtype="bf16",
+        shape=tuple((key, float(value)) for key, value in shape.items()),
+        flops=4.0 * s * s * heads * d * batch,
+        bytes=2.0 * s * d * 2 * (heads + kv) * batch,
+    )
+
+
+def memory(op, num_bytes, *, direction="forward") -> ComputeEvent:
+    return ComputeEvent(
+        op=op,
+        direction=direction,
+        dtype="bf16",
+        shape=(("rows", num_bytes / 4096), ("cols", 1024.0)),
+        flops=num_bytes,
+        bytes=num_bytes,
+    )
+
+
+def optimizer(params, *, bytes_per=30.0, op="adamw") -> ComputeEvent:
+    return ComputeEvent(
+        op=op,
+        direction="optimizer",
+        dtype="fp32",
+        shape=(("params", params),),
+        flops=10 * params,
+        bytes=bytes_per * params,
+    )
+
+
+def us(model: CostModel, *events: ComputeEvent) -> np.ndarray:
+    return model.price(events).value_s * 1e6
+
+
+SHAPES = ((4096, 14336, 4096), (8192, 1024, 8192), (128, 4096, 14336), (16, 28672, 8192))
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("h100-sxm", (618, 174, 46.5, 170)),
+        ("a100-sxm-80gb", (1937, 589, 103, 315)),
+        ("b200-sxm", (301, 89.9, 25.6, 79.1)),
+    ],
+)
+def test_gemm_worked_numbers(device, expected):
+    model = build_cost_model(cluster(device), stack(), warm=False)
+    assert us(model, *(gemm(*shape) for shape in SHAPES)) == pytest.approx(expected, rel=0.03)
+
+
+def test_gemm_is_never_faster_than_the_peak_and_backward_costs_twice_forward():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack())
+    forward = us(model, gemm(8192, 6144, 6144))[0]
+    dgrad = us(model, gemm(8192, 6144, 6144, direction="backward_input"))[0]
+    wgrad = us(model, gemm(6144, 6144, 8192, direction="backward_weight"))[0]
+    ideal = 2 * 8192 * 6144 * 6144 / 312e12 * 1e6
+    assert forward > ideal
+    assert 1.9 < (dgrad + wgrad) / forward < 2.2
+
+
+def test_accumulation_in_fp32_moves_eight_bytes_per_output_element():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack(), warm=False)
+    small = {"direction": "backward_weight"}
+    plain = us(model, gemm(16384, 16384, 64, **small))[0]
+    fused = us(model, gemm(16384, 16384, 64, accumulate=1, out_bytes=4, **small))[0]
+    assert fused - plain == pytest.approx(6 * 16384**2 / (2039e9 * 0.741) * 1e6, rel=0.15)
+
+
+def test_misaligned_rows_are_slower():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack())
+    aligned, loose, odd = us(model, *(gemm(8192, n, 1600) for n in (50304, 50258, 50257)))
+    assert aligned * 1.15 < loose < odd
+    assert 1.5 < odd / aligned < 2.1
+
+
+def test_batched_gemm_fills_waves():
+    model = build_cost_model(cluster("b200-sxm"), stack())
+    one, four = us(model, gemm(256, 256, 1024), gemm(256, 256, 1024, b=4))
+    assert four < 2.0 * one
+
+
+def test_low_precision_gains_less_than_the_data_sheet():
+    model = build_cost_model(cluster("b200-sxm"), stack())
+    bf16, fp8, fp4 = us(model, *(gemm(8192, 8192, 8192, dtype=d) for d in ("bf16", "fp8", "nvfp4")))
+    assert 1.4 <= bf16 / fp8 <= 1.7
+    assert 2.3 <= bf16 / fp4 <= 3.1
+
+
+def test_fp32_is_not_tf32_and_v100_has_its_own_rates():
+    a100 = build_cost_model(cluster("a100-sxm-80gb"), stack())
+    fp32, tf32 = us(
+        a100, gemm(4096, 4096, 4096, dtype="fp32"), gemm(4096, 4096, 4096, dtype="tf32")
+    )
+    assert 5 < fp32 / tf32 < 9
+    v100 = build_cost_model(cluster("v100-sxm-16gb"), stack("megatron"))
+    half, single = us(v100, *(gemm(8192, 8192, 8192, dtype=d) for d in ("fp16", "fp32")))
+    assert 2 * 8192**3 / half * 1e-6 == pytest.approx(100.6, rel=0.1)
+    assert 2 * 8192**3 / single * 1e-6 == pytest.approx(13.3, rel=0.05)
+
+
+def test_attention_worked_numbers():
+    model = build_cost_model(cluster("h100-sxm"), replace(stack(), attention_kernel="flash3"))
+    assert us(model, attention(4096), attention(8192)) == pytest.approx((275, 934), rel=0.03)
+
+
+def test_attention_backward_is_about_three_times_forward():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack("fsdp"))
+    forward, backward = us(model, attention(4096), attention(4096, direction="backward"))
+    assert backward / forward == pytest.approx(2.5 / 0.86, rel=0.05)
+
+
+def test_window_is_cheaper_than_causal_and_causal_than_full():
+    model = build_cost_model(cluster("h100-sxm"), stack())
+    full = us(model, attention(8192, causal=0))[0]
+    causal, wide, narrow = us(
+        model, attention(8192), attention(8192, window=8192), attention(8192, window=512)
+    )
+    assert narrow < causal < full
+    assert wide == pytest.approx(causal, rel=1e-6)
+
+
+def test_attention_without_its_kernel_falls_back_and_says_so():
+    model = build_cost_model(cluster("a100-sxm-80gb"), replace(stack(), attention_kernel="flash3"))
+    prices = model.price([attention(4096)])
+    assert prices.provenance == ("guess",)
+    assert "flash2" in prices.formula[0]
+
+
+def test_memory_bound_reaches_the_measured_bandwidth():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack())
+    big = us(model, memory("residual", 4e9))[0]
+    assert 4e9 / (big * 1e-6) == pytest.approx(0.87 * 2039e9, rel=0.05)
+    cached = us(model, memory("residual", 8e6))[0]
+    assert cached < 8e6 / (0.87 * 2039e9) * 1e6 + 2.6
+
+
+def test_eager_kernels_move_more_bytes_in_more_launches():
+    norm = memory("rmsnorm", 400e6)
+    eager = build_cost_model(cluster("h100-sxm"), stack("pytorch-eager")).price([norm])
+    fused = build_cost_model(cluster("h100-sxm"), stack("megatron-te")).price([norm])
+    assert eager.kernels[0] == 7
+    assert fused.kernels[0] == 1
+    assert 5 < eager.value_s[0] / fused.value_s[0] < 10
+
+
+def test_backward_of_a_norm_is_slower_than_its_bytes():
+    model = build_cost_model(cluster("h100-sxm"), stack())
+    forward, backward = us(
+        model, memory("rmsnorm", 400e6), memory("rmsnorm", 600e6, direction="backward")
+    )
+    assert backward / forward == pytest.approx(1.8, rel=0.15)
+
+
+def test_optimizers():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack("megatron"))
+    fused = us(model, optimizer(1e9))[0]
+    assert fused == pytest.approx(30e9 / (0.8 * 2039e9) * 1e6, rel=0.02)
+    foreach = build_cost_model(cluster("a100-sxm-80gb"), stack("fsdp"))
+    assert 2.3 < us(foreach, optimizer(1e9))[0] / fused < 3.0
+    loop = build_cost_model(cluster("a100-sxm-80gb"), replace(stack(), optimizer="loop"))
+    assert loop.price([optimizer(1e9)]).kernels[0] == pytest.approx(200 * 12)
+
+
+def test_an_unknown_operator_is_a_guess_and_never_free():
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack())
+    events = [gemm(64, 64, 64), memory("wavelet", 1e9), memory("gelu", 1e6)]
+    prices = model.price(events)
+    assert model.unmodelled(events) == (1,)
+    assert prices.provenance[1] == "guess"
+    assert prices.value_s[1] > 1e9 / 2039e9
+    assert prices.high_s[1] / prices.value_s[1] == pytest.approx(3.0)
+
+
+def test_an_unknown_device_is_priced_from_its_data_sheet_with_a_wide_band():
+    known = build_cost_model(cluster("b200-sxm"), stack()).price([gemm(8192, 8192, 8192)])
+    new = build_cost_model(cluster("newcomer"), stack()).price([gemm(8192, 8192, 8192)])
+    assert new.provenance == ("guess",)
+    assert new.value_s[0] == pytest.approx(known.value_s[0] * 2250 / 4000, rel=0.25)
+    assert new.high_s[0] / new.value_s[0] > known.high_s[0] / known.value_s[0]
+
+
+def test_host_time_counts_launches_and_graphs_remove_it():
+    te = stack("megatron-te")
+    event = gemm(64, 64, 64)
+    plain = build_cost_model(cluster("h100-sxm"), te).price([event])
+    graph = build_cost_model(cluster("h100-sxm"), replace(te, cuda_graphs=True)).price([event])
+    assert plain.host_s[0] == pytest.approx((te.host_launch_us + te.host_op_us) * 1e-6)
+    assert graph.host_s[0] < 0.1 * plain.host_s[0]
+
+
+def test_prices_have_one_entry_per_event_and_repeat_themselves():
+    model = build_cost_model(cluster("h100-sxm"), stack())
+    events = [gemm(512, 512, 512), memory("gelu", 1e6), gemm(512, 512, 512)]
+    prices = model.price(events)
+    assert prices.value_s[0] == prices.value_s[2]
+    assert np.all(prices.low_s < prices.value_s)
+    assert np.all(prices.value_s < prices.high_s)
+    assert np.all(prices.latency_s <= prices.value_s)
+    assert [len(x) for x in (prices.link, prices.family, prices.formula)] == [3, 3, 3]
+    alone = build_cost_model(cluster("h100-sxm"), stack()).price(events[1:2])
+    assert alone.value_s[0] == prices.value_s[1]

@@ -1,0 +1,151 @@
+"""Collectives against measured values and against the bounds of the wires."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost_machines import cluster, stack
+from foretrain.cost.calibration import load
+from foretrain.cost.model import build_cost_model
+from foretrain.cost.network.curve import bus_factor, curve_from_row, interpolate
+from foretrain.program import CommEvent
+
+MIB = 2**20
+
+
+def comm(num_bytes, ranks, collective="all_reduce", *, sharers=1, count=1) -> CommEvent:
+    if isinstance(ranks, int):
+        ranks = range(ranks)
+    return CommEvent(
+        collective=collective,
+        bytes=float(num_bytes),
+        dtype="bf16",
+        ranks=tuple(ranks),
+        sharers=sharers,
+        count=count,
+    )
+
+
+def us(where, *events):
+    return build_cost_model(where, stack()).price(events).value_s * 1e6
+
+
+def busbw(where, event):
+    seconds = build_cost_model(where, stack()).price([event]).value_s[0]
+    return event.bytes * bus_factor(event.collective, len(event.ranks)) / seconds / 1e9
+
+
+def test_one_h100_node_worked_numbers():
+    times = us(cluster("h100-sxm"), *(comm(s * MIB, 8) for s in (1, 25, 256)))
+    assert times == pytest.approx((27.2, 167, 1091), rel=0.03)
+
+
+def test_two_h100_nodes_on_infiniband():
+    times = us(cluster("h100-sxm", 2), *(comm(s * MIB, 16) for s in (1, 25, 256)))
+    assert times == pytest.approx((81, 262, 1321), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("collective", "all_ranks", "one_per_node"),
+    [
+        ("all_reduce", 345, 48.9),
+        ("all_gather", 324, 48.2),
+        ("reduce_scatter", 323, 48.8),
+        ("all_to_all", 50.5, 44.8),
+    ],
+)
+def test_ten_h100_nodes_reach_the_measured_bandwidth(collective, all_ranks, one_per_node):
+    where = cluster("h100-sxm", 10)
+    event = comm(16384 * MIB, 80, collective)
+    assert busbw(where, event) == pytest.approx(all_ranks, rel=0.05)
+    strided = comm(16384 * MIB, range(0, 80, 8), collective)
+    assert busbw(where, strided) == pytest.approx(one_per_node, rel=0.05)
+
+
+def test_a_group_of_one_is_free():
+    prices = build_cost_model(cluster("h100-sxm"), stack()).price([comm(MIB, 1)])
+    assert prices.value_s[0] == prices.host_s[0] == prices.kernels[0] == 0.0
+    assert prices.link == ("",)
+
+
+def test_count_repeats_the_collective():
+    one, three = us(cluster("h100-sxm"), comm(MIB, 8), comm(MIB, 8, count=3))
+    assert three == pytest.approx(3 * one)
+
+
+def test_eight_strided_groups_have_a_nic_each_and_fewer_nics_are_shared():
+    event = comm(1024 * MIB, range(0, 32, 8))
+    shared = comm(1024 * MIB, range(0, 32, 8), sharers=8)
+    rails = us(cluster("h100-sxm", 4), event, shared)
+    assert rails[0] == pytest.approx(rails[1])
+    scarce = us(cluster("h100-sxm", 4, nics_per_node=2), event, shared)
+    assert scarce[1] / scarce[0] == pytest.approx(4.0, rel=0.05)
+
+
+def test_links_are_named():
+    model = build_cost_model(cluster("h100-sxm", 2), stack())
+    prices = model.price([comm(MIB, 8), comm(MIB, 16), comm(MIB, (0, 8), "send_recv")])
+    assert prices.link == ("scaleup", "nic", "nic")
+    assert build_cost_model(cluster("rtx-pro-6000"), stack()).price([comm(MIB, 8)]).link == (
+        "pcie",
+    )
+
+
+def test_bridged_pairs_are_fast_and_everything_else_goes_over_pcie():
+    a40 = cluster("a40", devices=4)
+    pair = busbw(a40, comm(1024 * MIB, (0, 1)))
+    crossing = busbw(a40, comm(1024 * MIB, (1, 2)))
+    assert pair == pytest.approx(47.5, rel=0.05)
+    assert crossing < 0.6 * pair
+
+
+def test_without_peer_access_traffic_bounces_through_the_host():
+    bounced = cluster("a40", devices=4, scaleup="none", nvl_domain=1, p2p=False)
+    assert busbw(bounced, comm(1024 * MIB, (0, 1))) == pytest.approx(4.0, rel=0.1)
+    assert busbw(bounced, comm(1024 * MIB, 4)) == pytest.approx(1.44, rel=0.1)
+
+
+def test_one_pair_of_ranks_drives_half_of_a_fast_nic():
+    model = build_cost_model(cluster("h100-sxm", 2), stack())
+    prices = model.price([comm(256 * MIB, (0, 8), "send_recv")])
+    assert 256 * MIB / prices.value_s[0] / 1e9 == pytest.approx(24.9, rel=0.05)
+
+
+def test_latency_is_added_per_crossing():
+    near, far = cluster("h100-sxm", 4), cluster("h100-sxm", 4, extra_latency_s=0.05)
+    for collective, hops in (("all_reduce", 4), ("all_gather", 3), ("send_recv", 1)):
+        ranks = (0, 8) if collective == "send_recv" else 32
+        event = comm(1024, ranks, collective)
+        assert (us(far, event) - us(near, event))[0] == pytest.approx(hops * 5e4, rel=0.01)
+
+
+def test_a_wide_domain_counts_as_one_node():
+    rack = cluster("gb200", 2, devices=4, nvl_domain=8, nics_per_node=4)
+    assert build_cost_model(rack, stack()).price([comm(MIB, 8)]).link == ("scaleup",)
+    assert busbw(rack, comm(32768 * MIB, 8)) == pytest.approx(847, rel=0.1)
+
+
+def test_oversubscription_slows_the_fabric_only():
+    free, tight = cluster("h100-sxm", 4), cluster("h100-sxm", 4, oversubscription=2.0)
+    assert us(tight, comm(1024 * MIB, 32))[0] > 1.7 * us(free, comm(1024 * MIB, 32))[0]
+    assert us(tight, comm(MIB, 8)) == pytest.approx(us(free, comm(MIB, 8)))
+
+
+def test_overlap_by_link():
+    model = build_cost_model(cluster("h100-sxm", 4), stack())
+    assert model.overlap("pp") == (0.0, 0.0)
+    assert model.overlap("tp") == model.overlap("dp")
+    assert 0.0 < model.overlap("dp")[1] < model.overlap("dp")[0] < 0.3
+    pcie = build_cost_model(cluster("rtx-pro-6000"), stack())
+    assert pcie.overlap("tp") == pcie.overlap("dp") == (0.3, 0.3)
+
+
+def test_every_measured_row_is_reproduced_at_its_own_size_and_peak():
+    for node in load("network")["node"]:
+        for collective, rows in node["curves"].items():
+            for size, row in rows.items():
+                assert interpolate(rows, int(size), doubling_us=4.0) == pytest.approx(row)
+                curve = curve_from_row(row, scale=1.0, headroom=1.1)
+                factor = bus_factor(collective, int(size))
+                assert curve.seconds(1.0, factor) == pytest.approx(row[0] * 1e-6, rel=0.05)
+                assert 2**36 * factor / curve.seconds(2**36, factor) <= 1.1001e9 * row[5]
