@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretrain.cli.output import Finished, check_target, emit, json_text, write_atomically
 from foretrain.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from foretrain.run.spec import RunSpec
 
 
 def run_predict(
@@ -70,7 +73,8 @@ def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
         raise InputError(Problem(what="give two or more run files", where="compare"))
     from foretrain.run.load import load_run
 
-    runs, problems = [], []
+    runs: list[tuple[str, RunSpec]] = []
+    problems: list[Problem] = []
     for run_file in run_files:  # the problems of all files are reported together
         try:
             runs.append((run_file, load_run(run_file, overrides=overrides)))

@@ -24,7 +24,7 @@ from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
 from foretrain.run.precision import PURE, check_precision, expand_precision, read_precision
 from foretrain.run.spec import RunSpec, Training
-from foretrain.run.stacks import load_stack, usual_stack
+from foretrain.run.stacks import USUAL_STACK, load_stack, usual_stack
 from foretrain.run.values import Section
 from foretrain.run.yaml_file import Document, read_document
 from foretrain.stack import Stack
@@ -81,7 +81,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         return None
     given = {key for key in section.values if section.has(key)}
     plan, warnings = drop_idle_settings(plan, given)
-    if stack.preset != preset:
+    if stack.preset != preset and "stack" in fields.values and stack.name != USUAL_STACK[preset]:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
     model, padded = pad_vocabulary(model, plan)

@@ -6,12 +6,12 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
+from foretrain.catalog import names, read_toml
 from foretrain.errors import CatalogError, FileFormatError, Problem, nearest
 from foretrain.graph.precision import Precision
 from foretrain.stack import Stack
@@ -32,10 +32,7 @@ ROLES = tuple(field.name for field in fields(Precision))
 
 def list_stacks() -> list[str]:
     """Returns the names of all stacks of the catalog, sorted."""
-    folder = resources.files("foretrain.catalog") / "stacks"
-    if not folder.is_dir():
-        return []
-    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml"))
+    return list(names("stacks"))
 
 
 def load_stack(name: str) -> Stack:
@@ -48,8 +45,7 @@ def load_stack(name: str) -> Stack:
     word = name.strip().lower().replace("_", "-")
     known = list_stacks()
     if word in known:
-        text = (resources.files("foretrain.catalog") / "stacks" / f"{word}.toml").read_text("utf-8")
-        return parse_stack(text, f"stacks/{word}.toml")
+        return stack_from_mapping(read_toml("stacks", word), f"catalog/stacks/{word}.toml")
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         try:
@@ -85,6 +81,11 @@ def parse_stack(text: str, where: str) -> Stack:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FileFormatError(Problem(what=f"not valid TOML: {error}", where=where)) from None
+    return stack_from_mapping(values, where)
+
+
+def stack_from_mapping(values: Mapping[str, Any], where: str) -> Stack:
+    """Returns the stack of a file's content; FileFormatError with every problem found."""
     known = [field.name for field in fields(Stack)]
     problems = [
         Problem(what="unknown field", where=f"{where}: {key}", way_out=nearest(key, known))

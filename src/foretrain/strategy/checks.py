@@ -292,7 +292,7 @@ def nearest_choice(value: int, allowed: Sequence[int]) -> int:
     """Returns the allowed value with the smallest ratio to `value`, the smaller one of two."""
 
     def distance(choice: int) -> tuple[float, int]:
-        return abs(log(choice / value)), choice
+        return abs(log(choice) - log(value)), choice
 
     return min(allowed, key=distance)
 
