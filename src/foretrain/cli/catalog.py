@@ -90,13 +90,16 @@ def _stacks() -> list[list[str]]:
 
 
 def _clusters() -> list[list[str]]:
-    from foretrain.hardware.catalog import resolve_cluster
+    from foretrain.hardware.catalog import list_clusters
 
-    return [["name", "cluster"], *([n, resolve_cluster(n).text] for n in names("clusters"))]
+    rows = [[c.name, c.cluster.text, c.description] for c in list_clusters()]
+    return [["name", "cluster", "what"], *rows]
 
 
 def _fabrics() -> list[list[str]]:
-    return [["name"], *([name] for name in names("fabrics"))]
+    from foretrain.hardware.catalog import list_fabrics
+
+    return [["name", "what"], *([fabric.name, fabric.description] for fabric in list_fabrics())]
 
 
 _LISTS: Mapping[str, Callable[[], list[list[str]]]] = {
