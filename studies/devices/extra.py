@@ -9,7 +9,11 @@ from __future__ import annotations
 PROFILER = "measured: total memory in the device properties of a public PyTorch profiler trace"
 SMI = "measured: nvidia-smi total as public submissions list it, less the 0.45 % that a program "
 SMI += "does not see (H100: 81,559 MiB listed, 79.18 GiB seen)"
-OOM = "measured: total capacity that PyTorch prints when memory runs out, public logs"
+OOM = "measured: total capacity that PyTorch prints when memory runs out, in public logs that "
+OOM += "name the device"
+SEEN = "guess: total capacity in public PyTorch out-of-memory messages of a device of this size; "
+SEEN += "they do not name it"
+SAME = "guess: as the SXM part, the same memory"
 XLA = "measured: HBM limit that XLA prints when memory runs out, public logs"
 
 #: name in the table -> (our name, form, memory as the driver shows it in GiB, its source, aliases)
@@ -18,17 +22,17 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
         "k80",
         "pcie",
         11.17,
-        OOM,
+        SEEN,
         ("tesla k80", "k80 12gb"),
     ),
-    "Tesla P4": ("p4", "pcie", 7.43, OOM, ()),
-    "P100 PCIe 16GB": ("p100-pcie-16gb", "pcie", 15.90, OOM, ("p100-pcie",)),
-    "P100 SXM2 16GB": ("p100-sxm-16gb", "sxm", 15.90, OOM, ("p100-sxm",)),
-    "GTX 1080 Ti": ("gtx-1080-ti", "pcie", 10.92, OOM, ("1080ti", "1080 ti", "gtx 1080ti")),
-    "Titan Xp": ("titan-xp", "pcie", 11.91, OOM, ("titanxp",)),
-    "V100 PCIe 16GB": ("v100-pcie-16gb", "pcie", 15.78, OOM, ("v100-pcie 16g",)),
-    "V100 PCIe 32GB": ("v100-pcie-32gb", "pcie", 31.74, OOM, ()),
-    "V100 SXM2 16GB": ("v100-sxm-16gb", "sxm", 15.78, OOM, ("v100 16gb",)),
+    "Tesla P4": ("p4", "pcie", 7.43, SEEN, ()),
+    "P100 PCIe 16GB": ("p100-pcie-16gb", "pcie", 15.90, SEEN, ("p100-pcie",)),
+    "P100 SXM2 16GB": ("p100-sxm-16gb", "sxm", 15.90, SEEN, ("p100-sxm",)),
+    "GTX 1080 Ti": ("gtx-1080-ti", "pcie", 10.92, SEEN, ("1080ti", "1080 ti", "gtx 1080ti")),
+    "Titan Xp": ("titan-xp", "pcie", 11.91, SEEN, ("titanxp",)),
+    "V100 PCIe 16GB": ("v100-pcie-16gb", "pcie", 15.78, SEEN, ("v100-pcie 16g",)),
+    "V100 PCIe 32GB": ("v100-pcie-32gb", "pcie", 31.74, SAME, ()),
+    "V100 SXM2 16GB": ("v100-sxm-16gb", "sxm", 15.78, SEEN, ("v100 16gb",)),
     "V100 SXM2 32GB": (
         "v100-sxm-32gb",
         "sxm",
@@ -37,29 +41,29 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
         ("v100 32gb",),
     ),
     "T4": ("t4", "pcie", 14.75, OOM, ("t4 16gb",)),
-    "RTX 2080 Ti": ("rtx-2080-ti", "pcie", 10.76, OOM, ("2080ti", "2080 ti", "rtx 2080ti")),
-    "RTX 3090": ("rtx-3090", "pcie", 23.69, OOM, ("3090", "rtx 3090 24gb")),
+    "RTX 2080 Ti": ("rtx-2080-ti", "pcie", 10.76, SEEN, ("2080ti", "2080 ti", "rtx 2080ti")),
+    "RTX 3090": ("rtx-3090", "pcie", 23.69, SEEN, ("3090", "rtx 3090 24gb")),
     "RTX 4090": ("rtx-4090", "pcie", 23.64, OOM, ("4090", "rtx 4090 24gb")),
     "RTX 5090": ("rtx-5090", "pcie", 31.37, OOM, ("5090", "rtx 5090 32gb")),
-    "A10": ("a10", "pcie", 22.06, OOM, ("a10 24gb",)),
+    "A10": ("a10", "pcie", 22.06, SEEN, ("a10 24gb",)),
     "A10G": ("a10g", "pcie", 22.06, OOM, ("a10g 24gb",)),
     "A30": ("a30", "pcie", 23.53, OOM, ("a30 24gb", "a30 pcie")),
-    "A40": ("a40", "pcie", 44.40, OOM, ("a40 48gb",)),
-    "RTX A6000": ("rtx-a6000", "pcie", 47.53, OOM, ("a6000", "a6000 48gb", "rtxa6000")),
-    "L4": ("l4", "pcie", 22.03, OOM, ("l4 24gb",)),
+    "A40": ("a40", "pcie", 44.40, SEEN, ("a40 48gb",)),
+    "RTX A6000": ("rtx-a6000", "pcie", 47.53, SEEN, ("a6000", "a6000 48gb", "rtxa6000")),
+    "L4": ("l4", "pcie", 22.03, SEEN, ("l4 24gb",)),
     "L40S": ("l40s", "pcie", 44.40, OOM, ("l40s 48gb",)),
     "RTX 6000 Ada": (
         "rtx-6000-ada",
         "pcie",
         47.40,
-        OOM,
+        SEEN,
         ("6000 ada", "rtx6000ada", "rtx 6000 ada generation"),
     ),
     "RTX PRO 6000 Blackwell Server": (
         "rtx-pro-6000",
         "pcie",
         94.97,
-        OOM,
+        SEEN,
         (
             "pro 6000",
             "rtx pro6000",
@@ -68,8 +72,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
             "rtx pro 6000 blackwell",
         ),
     ),
-    "A100 PCIe 40GB": ("a100-pcie-40gb", "pcie", 39.39, OOM, ("a100 40gb pcie",)),
-    "A100 PCIe 80GB": ("a100-pcie-80gb", "pcie", 79.15, OOM, ("a100 80gb pcie",)),
+    "A100 PCIe 40GB": ("a100-pcie-40gb", "pcie", 39.39, SAME, ("a100 40gb pcie",)),
+    "A100 PCIe 80GB": ("a100-pcie-80gb", "pcie", 79.15, SAME, ("a100 80gb pcie",)),
     "A100 SXM4 40GB": (
         "a100-sxm-40gb",
         "sxm",
@@ -94,8 +98,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
     "H100 PCIe 80GB": (
         "h100-pcie",
         "pcie",
-        79.10,
-        OOM,
+        79.18,
+        SAME,
         ("h100 pcie 80gb", "h100 80gb pcie"),
     ),
     "H100 SXM5 80GB": (
@@ -108,8 +112,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
     "H100 NVL 94GB": (
         "h100-nvl",
         "pcie",
-        93.16,
-        f"{SMI}: 95,830 MiB",
+        93.10,
+        OOM,
         ("h100 nvl 94gb", "h100 pcie 94gb"),
     ),
     "H800 SXM5": (
@@ -130,8 +134,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
     "GH200 96GB": (
         "gh200",
         "superchip",
-        94.50,
-        OOM,
+        95.00,
+        SEEN,
         ("gh200 96gb", "gh200 480gb", "gh200 120gb"),
     ),
     "B200 SXM": (
@@ -144,16 +148,16 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
     "GB200 (per GPU)": (
         "gb200",
         "nvl72",
-        184.20,
-        f"{SMI}: 189,471 MiB",
+        184.31,
+        OOM,
         ("gb200 186gb", "gb200 nvl72"),
     ),
-    "B300 SXM": ("b300-sxm", "sxm", 267.38, f"{SMI}: 275,040 MiB", ("b300", "b300 270gb")),
+    "B300 SXM": ("b300-sxm", "sxm", 267.69, OOM, ("b300", "b300 270gb")),
     "GB300 (per GPU)": (
         "gb300",
         "nvl72",
-        276.30,
-        f"{SMI}: 284,208 MiB",
+        276.50,
+        OOM,
         ("gb300 279gb", "gb300 nvl72"),
     ),
     "MI100": ("mi100", "pcie", 31.98, "guess: 32 GiB less what the driver keeps on MI250X", ()),
@@ -172,8 +176,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
         f"{PROFILER} (205,571,227,648 bytes)",
         ("mi300x 192gb", "mi300x oam"),
     ),
-    "MI325X": ("mi325x", "oam", 255.45, "guess: 256 GiB less what the MI300X keeps", ()),
-    "MI355X": ("mi355x", "oam", 287.45, "guess: 288 GiB less what the MI300X keeps", ()),
+    "MI325X": ("mi325x", "oam", 255.98, SEEN, ()),
+    "MI355X": ("mi355x", "oam", 287.98, SEEN, ()),
     "TPU v3 (chip)": (
         "tpu-v3",
         "pod",
@@ -182,7 +186,13 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
         (),
     ),
     "TPU v4 (chip)": ("tpu-v4", "pod", 30.75, XLA, ("tpu v4p",)),
-    "TPU v5e (chip)": ("tpu-v5e", "pod", 15.75, XLA, ("tpu v5 lite", "v5e")),
+    "TPU v5e (chip)": (
+        "tpu-v5e",
+        "pod",
+        15.75,
+        "guess: 16 GiB less the 0.25 GiB XLA keeps on v5p",
+        ("tpu v5 lite", "v5e"),
+    ),
     "TPU v5p (chip)": ("tpu-v5p", "pod", 95.74, XLA, ("v5p",)),
     "TPU v6e (chip)": (
         "tpu-v6e",
@@ -212,8 +222,8 @@ NAMES: dict[str, tuple[str, str, float, str, tuple[str, ...]]] = {
         "spec: 96 GiB per chip, nothing taken off",
         ("trn2",),
     ),
-    "Gaudi2": ("gaudi2", "oam", 94.6, "measured: 94.62 GB that Gaudi's software lists", ()),
-    "Gaudi3": ("gaudi3", "oam", 126.5, "guess: 128 GiB less what Gaudi 2 keeps", ()),
+    "Gaudi2": ("gaudi2", "oam", 94.6, "guess: 96 GiB less 1.5 % for the system", ()),
+    "Gaudi3": ("gaudi3", "oam", 126.1, "guess: 128 GiB less 1.5 % for the system", ()),
     "Ascend 910B (B2-class)": (
         "ascend-910b",
         "module",
@@ -342,7 +352,7 @@ EXTRA: dict[str, Extra] = {
             "fp16_tflops_dense": "80.0", "bf16_tflops_dense": "80.0", "mem_bw_GBs": "1008.0",
             "tdp_W": "450.0", "source": "NVIDIA product page; rates as the RTX 3090 x SM x clock",
         },
-        "pcie", 23.69, OOM, ("3090 ti", "3090ti", "rtx 3090ti"), {},
+        "pcie", 23.69, SEEN, ("3090 ti", "3090ti", "rtx 3090ti"), {},
     ),
     "rtx-a5000": (
         "RTX A6000",
@@ -369,7 +379,8 @@ EXTRA: dict[str, Extra] = {
             "mem_gb": "48", "mem_bw_GBs": "672.0", "l2_mb": "6.0", "tdp_W": "260.0",
             "source": "NVIDIA Quadro RTX 8000 datasheet",
         },
-        "pcie", 47.46, OOM, ("quadro rtx 8000", "rtx8000"), {},
+        "pcie", 47.5, "guess: 48 GiB less 1 %, as on the RTX A6000",
+        ("quadro rtx 8000", "rtx8000"), {},
     ),
     "h100-sxm-96gb-500w": (
         "H100 SXM5 80GB",

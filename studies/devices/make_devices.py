@@ -156,8 +156,8 @@ def node_lines(name: str, sources: dict[str, str]) -> list[str]:
 def prices_toml(rows: dict[str, Row]) -> str:
     """Returns the prices per device-hour that the table holds."""
     lines = [
-        "# USD per device-hour, one file for all devices. Prices move: `as_of` says when the source",
-        "# was read, `verified` whether the source can be checked. Written by studies/devices.",
+        "# USD per device-hour, all devices. Prices move: `as_of` tells when the source",
+        "# was read, `verified` whether it can be checked. Written by studies/devices.",
     ]
     for name, row in sorted(rows.items()):
         if not row["usd_per_gpu_h"]:

@@ -1,21 +1,21 @@
 """The catalog: data files of the package, read once.
 
-`names("devices")` lists what a folder holds, `read_toml("devices", "h100-sxm")` reads one file. What
-the content means is decided by the package that owns it (hardware, frontends, run, cost).
+`names("devices")` lists what a folder holds, `read_toml("devices", "h100-sxm")` reads one file.
+What the content means is decided by the package that owns it (hardware, frontends, run, cost).
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from foretrain.errors import CatalogError, FileFormatError, Problem, nearest
 
 
-@lru_cache(maxsize=None)
+@cache
 def names(folder: str, suffix: str = ".toml") -> tuple[str, ...]:
     """Returns the names in one folder of the catalog (file names without `suffix`), sorted."""
     root = files(__name__).joinpath(folder)
@@ -25,7 +25,7 @@ def names(folder: str, suffix: str = ".toml") -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(suffix) for name in found))
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_bytes(path: str) -> bytes:
     """Returns the content of one data file, e.g. 'graphs/bert.json.gz'.
 
@@ -38,7 +38,7 @@ def read_bytes(path: str) -> bytes:
         raise CatalogError(Problem(what="the catalog holds no such file", value=path)) from None
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_toml(folder: str, name: str) -> Mapping[str, Any]:
     """Returns the content of `folder/name.toml` (folder "" is the top); do not change it.
 

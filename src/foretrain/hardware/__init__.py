@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from foretrain.hardware.catalog import (
-    Fabric,
     NamedCluster,
     Price,
     find_price,
     list_clusters,
-    list_fabrics,
     resolve_cluster,
 )
 from foretrain.hardware.cluster import Cluster, GroupLayout
 from foretrain.hardware.device import Device, UsualNode, device_from_mapping
+from foretrain.hardware.fabrics import Fabric, list_fabrics
 from foretrain.hardware.grammar import EXAMPLE, GRAMMAR, format_cluster, parse_cluster
 from foretrain.hardware.names import find_device, find_devices, list_devices
 

@@ -1,4 +1,4 @@
-"""The catalog of clusters, fabrics and prices, and the one function that reads any cluster value."""
+"""The catalog of clusters and prices, and the one function that reads any cluster value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,19 +17,9 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.device import FABRICS, SCALEUP, SOURCE_KINDS, Device, device_from_mapping
 from foretrain.hardware.fields import Fields, read_toml_file
 from foretrain.hardware.grammar import EXAMPLE, GRAMMAR, parse_cluster
-from foretrain.hardware.names import find_device, list_devices
+from foretrain.hardware.names import find_device
 
-__all__ = [
-    "Fabric",
-    "NamedCluster",
-    "Price",
-    "find_price",
-    "list_clusters",
-    "list_devices",
-    "list_fabrics",
-    "resolve_cluster",
-]
-
+_STARTS_WITH_COUNT = re.compile(r"\d+\s*[x×*\s]", re.IGNORECASE)
 _MULTIPLE = re.compile(r"(\d+)\s*[x×*]?\s+(\S+)", re.IGNORECASE)
 
 
@@ -41,17 +31,6 @@ class NamedCluster:
     description: str
     cluster: Cluster
     aliases: tuple[str, ...]
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
-    """One file of catalog/fabrics. `rdma`: NICs move data without the host's processor."""
-
-    name: str
-    description: str
-    aliases: tuple[str, ...]
-    rdma: bool
     source: str
 
 
@@ -76,8 +55,8 @@ def resolve_cluster(value: str | Mapping[str, Any] | os.PathLike[str]) -> Cluste
     """
     if isinstance(value, Mapping):
         return cluster_from_mapping(value, where="cluster").cluster
-    if not isinstance(value, str) or value.strip().endswith(".toml") and _is_path(value):
-        path = Path(os.fspath(value).strip() if isinstance(value, str) else value)
+    if not isinstance(value, str) or _is_path(value):
+        path = Path(value.strip() if isinstance(value, str) else value)
         return cluster_from_mapping(
             read_toml_file(path), where=str(path), folder=path.parent
         ).cluster
@@ -90,13 +69,7 @@ def list_clusters() -> tuple[NamedCluster, ...]:
     return tuple(_catalog_cluster(name) for name in names("clusters"))
 
 
-@lru_cache(maxsize=None)
-def list_fabrics() -> tuple[Fabric, ...]:
-    """Returns all fabrics of the catalog, sorted by name."""
-    return tuple(_fabric(name) for name in names("fabrics"))
-
-
-@lru_cache(maxsize=None)
+@cache
 def find_price(device: str) -> Price | None:
     """Returns the price of a device (its catalog name), None where none is known.
 
@@ -152,7 +125,8 @@ def cluster_from_mapping(data: object, *, where: str, folder: Path | None = None
 
 def _is_path(text: str) -> bool:
     """Returns whether a text is a path rather than a cluster of devices that a file describes."""
-    return not re.match(r"\s*\d+\s*[x×*\s]", text) or Path(text.strip()).exists()
+    path = text.strip()
+    return path.endswith(".toml") and (not _STARTS_WITH_COUNT.match(path) or Path(path).exists())
 
 
 def _from_text(fields: Fields, text: str) -> Cluster | None:
@@ -170,9 +144,19 @@ def _from_text(fields: Fields, text: str) -> Cluster | None:
 
 
 _KEYS = (
-    "device nodes devices_per_node nics_per_node nic_gbit_s fabric scaleup scaleup_gb_s nvl_domain "
-    "latency_us p2p oversubscription"
-).split()
+    "device",
+    "nodes",
+    "devices_per_node",
+    "nics_per_node",
+    "nic_gbit_s",
+    "fabric",
+    "scaleup",
+    "scaleup_gb_s",
+    "nvl_domain",
+    "latency_us",
+    "p2p",
+    "oversubscription",
+)
 
 
 def _from_keys(fields: Fields, folder: Path | None) -> Cluster | None:
@@ -208,7 +192,7 @@ def _device(fields: Fields, folder: Path | None) -> Device | None:
     value = fields.raw("device")
     try:
         if isinstance(value, Mapping):
-            return device_from_mapping(value, where=f"{fields.where}, key 'device'")
+            return device_from_mapping(cast("object", value), where=f"{fields.where}, key 'device'")
         name = fields.text("device")
         if name.endswith(".toml"):
             path = (folder or Path()) / name
@@ -219,7 +203,7 @@ def _device(fields: Fields, folder: Path | None) -> Device | None:
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _catalog_cluster(name: str) -> NamedCluster:
     where = f"catalog/clusters/{name}.toml"
     found = cluster_from_mapping(read_toml("clusters", name), where=where)
@@ -232,7 +216,7 @@ def _catalog_cluster(name: str) -> NamedCluster:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cluster_names() -> dict[str, str]:
     """Returns the catalog name of every cluster name and alias."""
     return {
@@ -255,7 +239,7 @@ def _named(text: str) -> Cluster | None:
         return _times(cluster, int(match[1]), text)
     if _key(text) in known:
         return _catalog_cluster(known[_key(text)]).cluster
-    if re.match(r"\s*\d+\s*[x×*\s]|\s*$", text) or "[" in text or "," in text:
+    if _STARTS_WITH_COUNT.match(text.strip()) or not text.strip() or re.search(r"[\[,]", text):
         return None
     raise CatalogError(
         Problem(
@@ -291,17 +275,3 @@ def _times(cluster: Cluster, count: int, text: str) -> Cluster:
         fabric=many.fabric,
         notes=(*cluster.notes, *(note for note in many.notes if note.startswith("NICs"))),
     )
-
-
-def _fabric(name: str) -> Fabric:
-    fields = Fields(read_toml("fabrics", name), where=f"catalog/fabrics/{name}.toml")
-    fabric = Fabric(
-        name=fields.text("name", allowed=(name,)),
-        description=fields.text("description"),
-        aliases=fields.texts("aliases"),
-        rdma=fields.flag("rdma", default=True),
-        source=fields.text("source"),
-    )
-    fields.refuse_unknown()
-    fields.raise_problems()
-    return fabric

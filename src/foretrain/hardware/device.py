@@ -59,8 +59,8 @@ class UsualNode:
 class Device:
     """One accelerator as a program sees it (an MI250X package counts as two).
 
-    `peak_flops` in dense FLOP/s by dtype, absent = not supported. `memory_gb` is the size printed on
-    the box, `memory_bytes` what the driver shows. `scaleup_bandwidth` is the sum of all scale-up
+    `peak_flops` in dense FLOP/s by dtype, absent = not supported. `memory_gb` is the size printed
+    on the box, `memory_bytes` what the driver shows. `scaleup_bandwidth` is the sum of all scale-up
     links of one device in one direction, bytes/s. `sources` says for every value of the file where
     it comes from: "measured: ...", "spec: ..." or "guess: ...". `origin` is the file of a device
     that is not in the catalog.
@@ -144,7 +144,7 @@ def device_from_mapping(
         sm_count=fields.count("sm_count"),
         peak_flops=_peaks(fields),
         memory_gb=fields.number("memory_gb"),
-        memory_bytes=fields.number("capacity_gib") * GIB,
+        memory_bytes=float(round(fields.number("capacity_gib") * GIB)),
         memory_type=fields.text("memory_type"),
         memory_bandwidth=fields.number("memory_bandwidth_gb_s") * GB,
         l2_bytes=fields.number("l2_mib") * MIB,

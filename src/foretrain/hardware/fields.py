@@ -100,9 +100,10 @@ class Fields:
     def texts(self, key: str) -> tuple[str, ...]:
         """Returns a list of texts; absent = none."""
         value = self._take(key, (), "a list of texts")
-        items = list(cast("Iterable[object]", value)) if isinstance(value, list | tuple) else None
-        if items is None or not all(isinstance(item, str) for item in items):
-            self.problem("not a list of texts", key, value, allowed='["a", "b"]')
+        good = isinstance(value, list | tuple)
+        items = list(cast("Iterable[object]", value)) if good else []
+        if not good or not all(isinstance(item, str) for item in items):
+            self.problem("not a list of texts", key, cast("object", value), allowed='["a", "b"]')
             return ()
         return tuple(str(item) for item in items)
 

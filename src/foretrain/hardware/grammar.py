@@ -16,12 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from foretrain.errors import CatalogError, FileFormatError, InputError, Problem, nearest
+from foretrain.errors import CatalogError, FileFormatError, InputError, Problem
 from foretrain.hardware.build import ClusterRequest, build_cluster
 from foretrain.hardware.cluster import Cluster
-from foretrain.hardware.device import FABRICS, SCALEUP, Device, Scaleup, device_from_mapping
+from foretrain.hardware.device import FABRICS, SCALEUP, Device, device_from_mapping
+from foretrain.hardware.fabrics import fabric_name
 from foretrain.hardware.fields import read_toml_file
-from foretrain.hardware.names import find_device, normal_name
+from foretrain.hardware.names import find_device
 
 GRAMMAR = "NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]"
 EXAMPLE = "8x8 h100-sxm, 8x400G ib"
@@ -36,17 +37,6 @@ _OPTIONS = (
     "[oversubscribed 2:1], [scaleup 200 GB/s]"
 )
 _SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6"}
-_FABRIC_WORDS = {
-    "infiniband": "ib",
-    "rocev2": "roce",
-    "rdma": "roce",
-    "tcpxo": "tcpx",
-    "gpudirect-tcpx": "tcpx",
-    "omnipath": "opa",
-    "omni-path": "opa",
-    "eth": "ethernet",
-    "tcp": "ethernet",
-}
 
 
 class _Parser:
@@ -195,12 +185,12 @@ def _read_fabric(parser: _Parser, text: str | None) -> str:
     if text is None:
         parser.problem("the fabric is missing", allowed=", ".join(FABRICS))
         return ""
-    word = normal_name(text)
-    word = _FABRIC_WORDS.get(word, word)
-    if word not in FABRICS:
-        known = (*FABRICS, *_FABRIC_WORDS)
-        parser.problem("unknown fabric", text, ", ".join(FABRICS), nearest(word, known))
-    return word
+    try:
+        return fabric_name(text)
+    except CatalogError as error:
+        where = f"cluster {parser.text!r}"
+        parser.problems.extend(replace(problem, where=where) for problem in error.problems)
+        return ""
 
 
 def _read_option(parser: _Parser, option: str) -> None:
@@ -213,7 +203,7 @@ def _read_option(parser: _Parser, option: str) -> None:
     elif word == "nvl" and rest.isdigit() and int(rest) > 0:
         parser.set("nvl_domain", int(rest), option)
     elif word == "nvlink" and rest in SCALEUP:
-        parser.set("scaleup", cast("Scaleup", rest), option)
+        parser.set("scaleup", rest, option)
     elif option.lower() in ("no nvlink", "p2p", "no p2p"):
         key, value = ("scaleup", "none") if "nvlink" in option.lower() else ("p2p", word == "p2p")
         parser.set(key, value, option)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 
 from foretrain.catalog import names, read_toml
 from foretrain.errors import CatalogError, Problem, nearest
@@ -17,7 +17,7 @@ _DECORATION = re.compile(
 _MEMORY_TOLERANCE = 0.08
 
 
-@lru_cache(maxsize=None)
+@cache
 def catalog_device(name: str) -> Device:
     """Returns the catalog's device of exactly this name.
 
@@ -81,7 +81,7 @@ def normal_name(name: str) -> str:
     return re.sub(r"-+", "-", text).strip("-")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _index() -> dict[str, str]:
     """Returns the catalog name of every name and alias in normal form."""
     index: dict[str, str] = {}
