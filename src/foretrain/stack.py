@@ -29,6 +29,8 @@ class Stack:
     host_step_ms: float = 1.0  # once per optimizer step
     cuda_graphs: bool = False
     p2p_sync: bool = False  # the host waits for pipeline transfers
+    overlap_p2p: bool = False  # interleaved schedules post their transfers early
+    scatter_gather: bool = False  # without SP a stage sends 1/tp and gathers it over tp
     overlap_tp: bool = False  # tensor-parallel communication hides behind weight gradients
     optimizer: str = "fused"  # fused, foreach, loop
     grad_norm: bool = True
@@ -37,7 +39,5 @@ class Stack:
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0
-    precision: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict[str, Mapping[str, str]]
-    )
+    precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     sources: Mapping[str, str] = field(default_factory=dict[str, str])

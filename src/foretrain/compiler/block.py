@@ -216,7 +216,10 @@ def _backward(
             flow.produced[name] = kept[0][1]
     flow.copies = {copy: copy for copy in saved}
     launches: list[Launch] = []
-    again = _Repeat(block, flow, forward_splits, launches)
+    core = tuple(op.name for op in block.ops if _repeatable(op))
+    again = _Repeat(
+        block, flow, forward_splits, launches, core if outer.recompute == "selective" else ()
+    )
     if backward.output_grad is not None and block.output is not None:
         placed = _fit(residual, flow.tensors[backward.output_grad])
         flow.arrive(backward.output_grad, placed)
@@ -244,13 +247,25 @@ class _Repeat:
     flow: Flow
     splits: Mapping[str, Split]
     launches: list[Launch]
+    core: tuple[str, ...] = ()
 
     def needed(self, names: Iterable[str]) -> None:
         """Repeats the producers of forward tensors that are not there, inputs first."""
         made = {o.tensor: op for op in self.block.ops for o in op.outputs}
         for name in names:
-            if name in made and not any(tensor == name for tensor, _ in self.flow.copies):
+            if name not in made or any(tensor == name for tensor, _ in self.flow.copies):
+                continue
+            if self.core and made[name].name in self.core:
+                self.whole_core()
+            else:
                 self.op(made[name])
+
+    def whole_core(self) -> None:
+        """Repeats the checkpointed attention core as one function, last operator included."""
+        names, self.core = self.core, ()
+        for op in self.block.ops:
+            if op.name in names:
+                self.op(op)
 
     def op(self, op: Op) -> None:
         """Repeats one forward operator (and what it needs) with its communication."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.parameters import Unit, make_unit
+from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
 from foretrain.compiler.splits import refine_mesh, settings_of
 from foretrain.compiler.stage import Instance, StageContext, build_entries
@@ -137,7 +138,8 @@ class _Compiler:
             stack=self.job.stack,
             chunks=tuple(tuple(self._instance(b, canonical) for b in chunk) for chunk in own),
             tied=self._tied_elements(chunks, stage),
-            boundary=self._boundary(chunks, canonical),
+            boundary=self._boundary(chunks),
+            scattered=self._scattered(chunks),
         )
         built = build_entries(context)
         ranks = tuple(
@@ -197,13 +199,23 @@ class _Compiler:
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
         )
 
-    def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]], canonical: int) -> float:
+    def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:
         """Bytes that each rank sends over a stage boundary."""
-        del canonical
-        lowered = next((b for chunk in chunks for b in chunk if b.output is not None), None)
-        if lowered is None or lowered.output is None:
-            return 0.0
-        return self._shaper(lowered).copy_bytes(lowered.output)
+        for lowered in (block for chunk in chunks for block in chunk):
+            if lowered.output is not None:
+                whole = self._shaper(lowered).copy_bytes(lowered.output)
+                tp = self._tp_size() if self._scattered(chunks) else 1
+                return whole / tp
+        return 0.0
+
+    def _tp_size(self) -> int:
+        return self.mesh.size([axis for axis in self.mesh.axes if family(axis) == "tp"])
+
+    def _scattered(self, chunks: Sequence[Sequence[LoweredBlock]]) -> bool:
+        """Whether ranks that hold the same boundary tensor send 1/tp each (a stack's choice)."""
+        output = next(b.output for chunk in chunks for b in chunk if b.output is not None)
+        split = {family(axis) for axis in output[1].shard_axes}
+        return self.job.stack.scatter_gather and self._tp_size() > 1 and "tp" not in split
 
     def _tied_elements(self, chunks: Sequence[Sequence[LoweredBlock]], stage: int) -> int:
         """Elements of a weight that this stage shares with another stage, on one rank."""

@@ -26,12 +26,18 @@ def state_bytes(optimizer: str, precision: Precision) -> float:
 def update_bytes(optimizer: str, precision: Precision) -> float:
     """Returns the bytes read and written per parameter by a fused update.
 
-    Adam with fp32 master and gradients: read p m v g 16, write p m v 12, write the bf16 copy 2.
+    Adam with fp32 master and gradients: read p m v g 16, write p m v 12.
     """
     moments, _ = OPTIMIZERS[optimizer]
-    copy = precision.bytes("weight") if precision.master is not None else 0.0
     states = precision.bytes("master") + moments * precision.bytes("moments")
-    return 2.0 * states + precision.bytes("grad_accumulate") + copy
+    return 2.0 * states + precision.bytes("grad_accumulate")
+
+
+def copy_bytes(precision: Precision) -> float:
+    """Returns the bytes per parameter of refreshing the weights from the master copy."""
+    if precision.master is None:
+        return 0.0
+    return precision.bytes("master") + precision.bytes("weight")
 
 
 def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segment:
@@ -52,10 +58,16 @@ def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segm
 def update_segment(
     table: EventTable, optimizer: str, elements: int, gradients: int, precision: Precision
 ) -> Segment:
-    """Returns clip, update of `elements` parameters, and zeroing of `gradients` elements."""
+    """Returns the work on `elements` parameters and on `gradients` kept elements.
+
+    With fp16 the gradients are unscaled and checked for overflow in a pass of their own; weights
+    are refreshed from the master copy by a separate multi-tensor copy.
+    """
     size = precision.bytes("grad_accumulate")
     _, flops = OPTIMIZERS[optimizer]
+    unscale = 2.0 * size * elements if precision.compute == "fp16" else 0.0
     events = (
+        ("unscale", "grad_clip", unscale, 1.0 * elements, elements),
         ("clip", "grad_clip", 2.0 * size * elements, 1.0 * elements, elements),
         (
             f"{optimizer} update",
@@ -64,6 +76,7 @@ def update_segment(
             flops * elements,
             elements,
         ),
+        ("weights from master", "weight_copy", copy_bytes(precision) * elements, 0.0, elements),
         ("zero gradients", "zero_grad", size * gradients, 0.0, gradients),
     )
     items = tuple(
@@ -82,5 +95,6 @@ def update_segment(
             category="optimizer",
         )
         for label, op, num_bytes, work, count in events
+        if num_bytes > 0.0
     )
     return Segment(name="optimizer", items=items)

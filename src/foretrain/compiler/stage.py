@@ -46,6 +46,7 @@ class StageContext:
     chunks: tuple[tuple[Instance, ...], ...]
     tied: int
     boundary: float
+    scattered: bool
 
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""
@@ -174,6 +175,8 @@ class _Writer:
         edge = virtual - 1 if forward else virtual  # boundary between virtual stages edge, edge+1
         if arrives:
             waits.append(self._transfer(slot, edge, receive=True))
+            if c.scattered:
+                waits.append(self._whole_boundary(slot, waits[-1]))
         synced = bool(waits) and c.stack.p2p_sync
         if self.blocking_send is not None:
             waits.append(self.blocking_send)
@@ -186,6 +189,12 @@ class _Writer:
                 self.blocking_send = send
 
     def _transfer(self, slot: Slot, edge: int, *, receive: bool, after: int | None = None) -> int:
+        """Writes one side of a transfer between stages.
+
+        1F1B without overlap posts a receive after the computation before it, together with the
+        send; interleaved schedules post the receives of the next forward and backward together,
+        one step early.
+        """
         c = self.context
         pp = c.tree.schedule.pp
         forward = slot.phase == "F"
@@ -213,9 +222,30 @@ class _Writer:
                 axes=("pp",),
                 after=() if after is None else (after,),
                 key=f"{slot.phase}{edge}.{slot.microbatch}",
-                posted=receive and c.tree.runtime.overlap_p2p,
+                posted=receive and (c.tree.runtime.overlap_p2p or c.tree.schedule.interleave > 1),
                 delta_start={part: c.boundary} if receive else {},
                 delta_end={} if receive else {part: -c.boundary},
+                microbatch=slot.microbatch,
+                chunk=slot.chunk,
+            )
+        )
+
+    def _whole_boundary(self, slot: Slot, received: int) -> int:
+        """Gathers the boundary tensor over tp where each rank received only its part."""
+        c = self.context
+        axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
+        event = c.groups.event(
+            "all_gather", axes, c.boundary * c.mesh.size(axes), c.precision.compute, c.canonical
+        )
+        return self.add(
+            Comm(
+                label="boundary all-gather",
+                event=self.event(event),
+                stream="tp",
+                category="tp",
+                axes=axes,
+                after=(received,),
+                posted=True,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
             )
