@@ -73,11 +73,31 @@ def build_entries(context: StageContext) -> BuiltStage:
         chunk: max(i for i, s in enumerate(slots) if s.phase == "B" and s.chunk == chunk)
         for chunk in range(schedule.interleave)
     }
-    for i, slot in enumerate(slots):
-        final = last_of_chunk[slot.chunk] == i
-        writer.slot(slot, final=final)
+    finals = {slots[i] for i in last_of_chunk.values()}
+    for group in exchange_groups(slots, together=schedule.interleave > 1):
+        writer.exchange(group, finals)
     writer.step()
     return BuiltStage(entries=tuple(writer.entries), persistent=persistent_bytes(context))
+
+
+def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]]:
+    """Returns the slots between two exchanges with the neighbouring stages.
+
+    1F1B exchanges after every slot. Interleaved schedules compute a forward and a backward in the
+    steady state and then send both and receive both for the next pair at once.
+    """
+    if not together:
+        return [[slot] for slot in slots]
+    phases = [slot.phase for slot in slots]
+    warmup = phases.index("B") - 1 if "F" in phases[phases.index("B") :] else phases.index("B")
+    groups: list[list[Slot]] = [[slot] for slot in slots[:warmup]]
+    for slot in slots[warmup:]:
+        paired = groups and slot.phase == "B" and [s.phase for s in groups[-1]] == ["F"]
+        if paired and len(groups) > warmup:
+            groups[-1].append(slot)
+        else:
+            groups.append([slot])
+    return groups
 
 
 def persistent_bytes(context: StageContext) -> dict[str, float]:
@@ -105,7 +125,7 @@ class _Writer:
     entries: list[Entry] = field(default_factory=list[Entry])
     pending: list[tuple[WeightGroup, ...]] = field(default_factory=list[tuple[WeightGroup, ...]])
     reductions: list[int] = field(default_factory=list[int])
-    blocking_send: int | None = None
+    blocking_sends: list[int] = field(default_factory=list[int])
     ready: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     gathered: dict[tuple[int, int], list[int]] = field(
         default_factory=dict[tuple[int, int], list[int]]
@@ -162,39 +182,45 @@ class _Writer:
 
     # -- schedule --------------------------------------------------------------------------
 
-    def slot(self, slot: Slot, *, final: bool) -> None:
-        """Writes one forward or backward of a chunk with its transfers."""
+    def exchange(self, group: Sequence[Slot], finals: set[Slot]) -> None:
+        """Writes the receives of a group of slots, its computation, and its sends."""
         c = self.context
-        pp = c.tree.schedule.pp
-        virtual = slot.chunk * pp + c.stage
-        last = pp * c.tree.schedule.interleave - 1
-        forward = slot.phase == "F"
-        waits: list[int] = []
-        arrives = virtual > 0 if forward else virtual < last
-        leaves = virtual < last if forward else virtual > 0
-        edge = virtual - 1 if forward else virtual  # boundary between virtual stages edge, edge+1
-        if arrives:
-            waits.append(self._transfer(slot, edge, receive=True))
-            if c.scattered:
-                waits.append(self._whole_boundary(slot, waits[-1]))
-        synced = bool(waits) and c.stack.p2p_sync
-        if self.blocking_send is not None:
-            waits.append(self.blocking_send)
-            self.blocking_send = None
-        run = (self._forward if forward else self._backward)(slot, waits, synced, final)
-        if leaves:
-            edge = virtual if forward else virtual - 1
-            send = self._transfer(slot, edge, receive=False, after=run)
-            if not c.tree.runtime.overlap_p2p:
-                self.blocking_send = send
+        overlapping = c.tree.runtime.overlap_p2p
+        received = [self._receive(slot) for slot in group]
+        runs: list[int] = []
+        for slot, handles in zip(group, received, strict=True):
+            waits = [*self.blocking_sends, *handles]
+            self.blocking_sends = []
+            synced = bool(waits) and c.stack.p2p_sync and not overlapping
+            write = self._forward if slot.phase == "F" else self._backward
+            runs.append(write(slot, waits, synced, slot in finals))
+        for slot, run in zip(group, runs, strict=True):
+            edge = self._edge(slot, leaving=True)
+            if edge is not None:
+                send = self._transfer(slot, edge, receive=False, after=run)
+                if not overlapping:
+                    self.blocking_sends.append(send)
+
+    def _edge(self, slot: Slot, *, leaving: bool) -> int | None:
+        """The boundary (between virtual stages edge and edge + 1) a slot's tensor passes."""
+        schedule = self.context.tree.schedule
+        virtual = slot.chunk * schedule.pp + self.context.stage
+        last = schedule.pp * schedule.interleave - 1
+        downwards = (slot.phase == "F") == leaving
+        edge = virtual if downwards else virtual - 1
+        return edge if 0 <= edge < last else None
+
+    def _receive(self, slot: Slot) -> list[int]:
+        edge = self._edge(slot, leaving=False)
+        if edge is None:
+            return []
+        handles = [self._transfer(slot, edge, receive=True)]
+        if self.context.scattered:
+            handles.append(self._whole_boundary(slot, handles[0]))
+        return handles
 
     def _transfer(self, slot: Slot, edge: int, *, receive: bool, after: int | None = None) -> int:
-        """Writes one side of a transfer between stages.
-
-        1F1B without overlap posts a receive after the computation before it, together with the
-        send; interleaved schedules post the receives of the next forward and backward together,
-        one step early.
-        """
+        """Writes one side of a transfer between stages."""
         c = self.context
         pp = c.tree.schedule.pp
         forward = slot.phase == "F"
@@ -222,7 +248,7 @@ class _Writer:
                 axes=("pp",),
                 after=() if after is None else (after,),
                 key=f"{slot.phase}{edge}.{slot.microbatch}",
-                posted=receive and (c.tree.runtime.overlap_p2p or c.tree.schedule.interleave > 1),
+                posted=receive and c.tree.runtime.overlap_p2p,
                 delta_start={part: c.boundary} if receive else {},
                 delta_end={} if receive else {part: -c.boundary},
                 microbatch=slot.microbatch,
