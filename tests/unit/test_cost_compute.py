@@ -129,7 +129,7 @@ def test_fp32_is_not_tf32_and_v100_has_its_own_rates():
     v100 = build_cost_model(cluster("v100-sxm-16gb"), stack("megatron"))
     half, single = us(v100, *(gemm(8192, 8192, 8192, dtype=d) for d in ("fp16", "fp32")))
     assert 2 * 8192**3 / half * 1e-6 == pytest.approx(100.6, rel=0.1)
-    assert 2 * 8192**3 / single * 1e-6 == pytest.approx(13.3, rel=0.05)
+    assert 2 * 8192**3 / single * 1e-6 == pytest.approx(13.3, rel=0.1)
 
 
 def test_attention_worked_numbers():

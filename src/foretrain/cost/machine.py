@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
+from foretrain.cost.calibration import load
 from foretrain.hardware.device import Device
 from foretrain.stack import Stack
 
@@ -21,19 +23,28 @@ class Machine:
     warm: bool = True
 
     def peak(self, dtype: str) -> float:
-        """Returns the dense peak in FLOP/s for a compute dtype.
+        """Returns the FLOP/s for a compute dtype: the dense peak, derated on power-limited parts.
 
         A dtype that the device has no units for runs at the rate of the next wider one.
         """
         peaks = self.device.peak_flops
+        share = _derate(self.device.name)
         for name in _WIDER.get(dtype, (dtype, "fp32")):
             if peaks.get(name, 0.0) > 0.0:
-                return float(peaks[name])
-        return max((float(value) for value in peaks.values()), default=1.0)
+                return share * float(peaks[name])
+        return share * max((float(value) for value in peaks.values()), default=1.0)
 
     def supports(self, dtype: str) -> bool:
         """Returns whether the device has its own rate for `dtype`."""
         return self.device.peak_flops.get(_OWN.get(dtype, dtype), 0.0) > 0.0
+
+
+def _derate(name: str) -> float:
+    """Returns the share of the printed peak that the device's power limit allows (gemm.toml)."""
+    for entry in load("gemm")["derate"]:
+        if any(fnmatchcase(name.lower(), pattern) for pattern in entry["devices"]):
+            return float(entry["share"])
+    return 1.0
 
 
 _OWN = {"mxfp8": "fp8"}

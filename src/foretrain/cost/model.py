@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer
-from foretrain.cost.compute import attention, gemm, memory_bound, optimizer, roofline
+from foretrain.cost.compute import (
+    attention,
+    convolution,
+    embedding_bag,
+    gemm,
+    memory_bound,
+    moe,
+    optimizer,
+    roofline,
+)
 from foretrain.cost.host import host_seconds
 from foretrain.cost.machine import Machine
 from foretrain.cost.network import collectives
@@ -24,6 +33,9 @@ Provider = Callable[[Sequence[ComputeEvent], Machine], list[Answer]]
 PROVIDERS: dict[str, Provider] = {
     "gemm": gemm.price,
     "attention": attention.price,
+    "conv2d": convolution.price,
+    "embedding_bag": embedding_bag.price,
+    "moe_gemm": moe.price,
     **dict.fromkeys(sorted(memory_bound.OPS), memory_bound.price),
     **dict.fromkeys(sorted(optimizer.OPS), optimizer.price),
 }

@@ -25,7 +25,6 @@ from foretrain.cost.calibration import load
 from foretrain.cost.network.curve import Curve
 from foretrain.units import GB, US
 
-
 RINGS = ("all_gather", "reduce_scatter")
 
 

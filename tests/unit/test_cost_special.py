@@ -1,0 +1,100 @@
+"""Convolutions, experts and embedding bags."""
+
+from __future__ import annotations
+
+import pytest
+from cost_machines import cluster, stack
+
+from foretrain.cost.compute.embedding_bag import hit_rate
+from foretrain.cost.model import build_cost_model
+from foretrain.program import ComputeEvent
+
+
+def event(op, shape, *, dtype="bf16", direction="forward"):
+    return ComputeEvent(
+        op=op,
+        direction=direction,
+        dtype=dtype,
+        shape=tuple((key, float(value)) for key, value in shape.items()),
+        flops=1.0,
+        bytes=1.0,
+    )
+
+
+def seconds(device, *events):
+    return build_cost_model(cluster(device), stack("megatron")).price(events).value_s
+
+
+def conv(c=256, k=256, kernel=3, stride=1, groups=1, n=64, size=28, **kw):
+    shape = {"n": n, "c": c, "h": size, "w": size, "k": k, "r": kernel, "s": kernel,
+             "stride": stride, "padding": kernel // 2, "groups": groups}  # fmt: skip
+    return event("conv2d", shape, **kw)
+
+
+def flops(c=256, k=256, kernel=3, n=64, size=28):
+    return 2 * n * size * size * c * k * kernel * kernel
+
+
+def test_winograd_beats_the_direct_peak_and_wide_kernels_do_not():
+    fast, slow = seconds("v100-sxm-16gb", conv(dtype="fp32"), conv(kernel=5, dtype="fp32"))
+    assert 1.0 < flops() / fast / 15.7e12 < 1.35
+    assert flops(kernel=5) / slow / 15.7e12 < 0.6
+
+
+def test_convolution_on_tensor_cores_and_its_gradients():
+    forward, data, both = seconds(
+        "v100-sxm-16gb",
+        conv(dtype="fp16"),
+        conv(dtype="fp16", direction="backward_input"),
+        conv(dtype="fp16", direction="backward"),
+    )
+    assert flops() / forward / 125e12 == pytest.approx(0.62, abs=0.06)
+    assert both == pytest.approx(2 * data)
+    assert 2.0 <= both / forward < 2.8
+
+
+def test_depthwise_convolution_is_memory_bound():
+    (depthwise,) = seconds("a100-sxm-80gb", conv(c=256, k=256, groups=256))
+    bytes_moved = 2 * 2 * 64 * 256 * 28 * 28
+    assert depthwise == pytest.approx(bytes_moved / (0.6 * 2039e9), rel=0.2)
+
+
+def moe(tokens, experts=64, ep=8, **kw):
+    shape = {"tokens": tokens, "hidden": 4096, "ffn": 1536, "experts": experts, "topk": 8,
+             "ep": ep, "tp": 1, "gated": 1, **kw}  # fmt: skip
+    return event("moe_gemm", shape)
+
+
+def test_experts_read_their_weights_even_for_few_tokens():
+    few, more, many = seconds("h100-sxm", moe(8), moe(64), moe(65536))
+    weights = 8 * 3 * 4096 * 1536 * 2
+    assert few > weights / 3350e9
+    assert more < 1.5 * few
+    assert 0.4 < 65536 * 2 * 3 * 4096 * 1536 / many / 989e12 < 0.8
+
+
+def test_the_busiest_rank_sets_the_pace():
+    balanced, skewed, stated = seconds(
+        "h100-sxm", moe(65536, ep=32), moe(65536, ep=32, distribution=1), moe(65536, ep=32, load=2)
+    )
+    assert balanced < stated < skewed
+
+
+def test_hit_rate_of_tiny_and_huge_tables():
+    assert hit_rate(1.0, 1000.0, 1.0) == pytest.approx(0.999)
+    assert hit_rate(10.0, 1e6, 1e5) == pytest.approx(1.0, abs=1e-4)
+    assert hit_rate(1e9, 1e6, 1e5) == pytest.approx(1e-4)
+    rates = [hit_rate(rows, 1e5, 2e4) for rows in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_embedding_bags_move_their_rows():
+    shape = {"batch": 4096, "tables": 8, "rows": 1e7, "dim": 128, "pooling": 32}
+    forward, backward = seconds(
+        "v100-sxm-16gb",
+        event("embedding_bag", shape),
+        event("embedding_bag", shape, direction="backward"),
+    )
+    gathered = 4096 * 8 * 32 * 512
+    assert forward == pytest.approx(gathered / (0.9 * 900e9), rel=0.2)
+    assert backward / forward == pytest.approx(2 / 0.55, rel=0.1)
