@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cost_machines import cluster, stack
 
+from cost_machines import cluster, stack
 from foretrain.cost.compute.embedding_bag import hit_rate
 from foretrain.cost.model import build_cost_model
 from foretrain.program import ComputeEvent
