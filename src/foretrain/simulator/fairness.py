@@ -45,14 +45,17 @@ def fair_rates(flows: Sequence[Uses]) -> list[float]:
 
 
 class LinkShares:
-    """The active transfers and their shares; `share[task]` is up to date after `settle`."""
+    """The active transfers and their shares; `share[task]` is up to date after `settle`.
 
-    __slots__ = ("_active", "_changed", "_uses", "share")
+    `changed` holds the links whose transfers must be solved again; empty: nothing to settle.
+    """
+
+    __slots__ = ("_active", "_uses", "changed", "share")
 
     def __init__(self, uses: Sequence[Uses]) -> None:
         self._uses = uses
         self._active: dict[int, dict[int, None]] = {}
-        self._changed: dict[int, None] = {}
+        self.changed: dict[int, None] = {}
         self.share: list[float] = [1.0] * len(uses)
 
     def join(self, task: int) -> None:
@@ -62,7 +65,7 @@ class LinkShares:
             on = self._active.setdefault(link, {})
             on[task] = None
             if len(on) > 1:
-                self._changed[link] = None
+                self.changed[link] = None
 
     def leave(self, task: int) -> None:
         """Returns nothing; `task` has moved all its bytes."""
@@ -70,13 +73,13 @@ class LinkShares:
             on = self._active[link]
             del on[task]
             if on:
-                self._changed[link] = None
+                self.changed[link] = None
 
     def settle(self) -> list[int]:
-        """Returns the tasks whose share is not what it was; nothing to do costs nothing."""
+        """Returns the tasks whose share is not what it was."""
         different: list[int] = []
         seen: dict[int, None] = {}
-        for link in self._changed:
+        for link in self.changed:
             if link in seen:
                 continue
             tasks = sorted(self._component(link, seen))
@@ -85,7 +88,7 @@ class LinkShares:
                 if rate != self.share[task]:
                     self.share[task] = rate
                     different.append(task)
-        self._changed.clear()
+        self.changed.clear()
         return different
 
     def _component(self, link: int, seen: dict[int, None]) -> dict[int, None]:

@@ -12,6 +12,7 @@ next to them change its rate twice at every boundary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -122,7 +123,7 @@ class Rates:
         self._rate = [0.0] * num_tasks
         self._waiting = [False] * num_tasks  # in its latency, will join its links after it
         self._fresh: list[int] = []
-        self._moved: dict[int, None] = {}
+        self._moved: dict[int, bool] = {}  # device -> did communication begin or end there
         self.due = [-1.0] * num_tasks
         self.heap: list[tuple[float, int]] = []
 
@@ -148,10 +149,15 @@ class Rates:
         self._left[task] = self._work[task]
         self._mark[task] = now + self._latency[task]
         self._rate[task] = 0.0
-        running = self._computing if self._compute[task] else self._talking
+        if self._compute[task]:
+            for device in self._devices[task]:
+                self._computing[device][task] = None
+                self._moved.setdefault(device, False)
+            self._fresh.append(task)
+            return
         for device in self._devices[task]:
-            running[device][task] = None
-            self._moved[device] = None
+            self._talking[device][task] = None
+            self._moved[device] = True
         if self._links[task] and self._latency[task] and self._work[task]:
             self._waiting[task] = True
             self.due[task] = self._mark[task]
@@ -168,10 +174,14 @@ class Rates:
             self._shares.join(task)
             self._fresh.append(task)
             return False
-        running = self._computing if self._compute[task] else self._talking
+        if self._compute[task]:
+            for device in self._devices[task]:
+                del self._computing[device][task]
+                self._moved.setdefault(device, False)
+            return True
         for device in self._devices[task]:
-            del running[device][task]
-            self._moved[device] = None
+            del self._talking[device][task]
+            self._moved[device] = True
         if self._links[task] and self._work[task]:
             self._shares.leave(task)
         return True
@@ -179,28 +189,38 @@ class Rates:
     def settle(self, now: float) -> None:
         """Returns nothing; new rates for all tasks around those that began or ended."""
         touched = self._fresh
-        self._fresh = []
-        for device in self._moved:
-            computes = bool(self._computing[device])
-            if computes != self._was_computing[device]:
-                self._was_computing[device] = computes
-                touched.extend(task for task in self._talking[device] if self._slowed[task])
-            pressure = max((self._press[task] for task in self._talking[device]), default=0.0)
-            if pressure != self._pressure[device]:
-                self._pressure[device] = pressure
-                touched.extend(self._computing[device])
-        self._moved.clear()
-        touched.extend(self._shares.settle())
-        for task in touched:
-            if self._waiting[task]:
-                continue
-            rate = self._rate_now(task)
-            if rate != self._rate[task]:
-                self._move(task, rate, now)
+        if self._moved:
+            for device, talked in self._moved.items():
+                computes = bool(self._computing[device])
+                if computes != self._was_computing[device]:
+                    self._was_computing[device] = computes
+                    touched.extend(task for task in self._talking[device] if self._slowed[task])
+                if talked:
+                    touched.extend(self._pressed(device))
+            self._moved.clear()
+        if self._shares.changed:
+            touched.extend(self._shares.settle())
+        if touched:
+            self._fresh = []
+            for task in touched:
+                if not self._waiting[task]:
+                    rate = self._rate_now(task)
+                    if rate != self._rate[task]:
+                        self._move(task, rate, now)
+
+    def _pressed(self, device: int) -> Iterable[int]:
+        """Returns the computations whose pressure is not what it was, and notes the new one."""
+        pressure = max([self._press[task] for task in self._talking[device]], default=0.0)
+        if pressure == self._pressure[device]:
+            return ()
+        self._pressure[device] = pressure
+        return self._computing[device]
 
     def _rate_now(self, task: int) -> float:
         devices = self._devices[task]
         if self._compute[task]:
+            if len(devices) == 1:
+                return 1.0 / (1.0 + self._pressure[devices[0]])
             return 1.0 / (1.0 + max(self._pressure[device] for device in devices))
         share = self._shares.share[task]
         if self._slowed[task] and any(self._was_computing[device] for device in devices):
