@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.errors import InputError
 from foretrain.frontends.spec import ModelSpec
+from foretrain.run.aliases import PLAN_ALIASES, PLAN_KEYS, TRAINING_ALIASES, TRAINING_KEYS
 from foretrain.run.batch import settle_batch
+from foretrain.run.load import load_run
 from foretrain.strategy.checks import (
     Numbers,
     check_degrees,
@@ -43,7 +47,9 @@ def test_the_nearest_tensor_degree_is_valid(tp: int, devices: int) -> None:
         if "attention heads" in problem.what:
             better = int(problem.way_out.rsplit(" ", 1)[1])
             assert devices % better == 0
-            assert not check_tensor_parallel(replace(SPEC, vocab=better * 1000), replace(plan, tp=better), devices, None)
+            assert not check_tensor_parallel(
+                replace(SPEC, vocab=better * 1000), replace(plan, tp=better), devices, None
+            )
 
 
 @given(pp=small, interleave=st.integers(1, 6), layers=st.integers(1, 96))
@@ -90,3 +96,62 @@ def test_batch_words_always_multiply(
         steps = numbers.microbatches(dp)
         assert steps * batch.microbatch * dp == batch.global_batch
         assert accumulation in (None, steps)
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 130)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(
+        ["full", "gpipe", "1f1b", "fsdp", "bf16", "8,8", "2M4P1D", "none", "[", "adam"]
+    )
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["mode", "grad", "layers.*", "compute", "x"]), inner)
+    ),
+    max_leaves=4,
+)
+plans = st.dictionaries(st.sampled_from([*PLAN_KEYS, *PLAN_ALIASES, "junk"]), values, max_size=6)
+trainings = st.dictionaries(
+    st.sampled_from([*TRAINING_KEYS, *TRAINING_ALIASES, "junk"]), values, max_size=5
+)
+
+
+@given(
+    plan=plans | scalars,
+    training=trainings | scalars,
+    stack=st.none() | st.just("fsdp") | scalars,
+    overrides=st.dictionaries(
+        st.sampled_from(
+            ["plan.tp", "plan.overlap.grad", "training.precision.master", "model.layers"]
+        ),
+        values,
+        max_size=2,
+    ),
+)
+def test_any_content_gives_a_run_or_a_clear_error(
+    plan: Any, training: Any, stack: Any, overrides: dict[str, Any]
+) -> None:
+    run = {
+        "model": "llama-3-8b",
+        "training": training,
+        "plan": plan,
+        "cluster": "2x8 h100-sxm, 8x400G ib",
+        "stack": stack,
+    }
+    try:
+        loaded = load_run(run, overrides=overrides)
+    except InputError as error:
+        refusal = str(error)
+    else:
+        batch, dp = loaded.training, loaded.plan.dp
+        assert dp is not None
+        assert batch.accumulation(dp) * batch.microbatch * dp == batch.global_batch
+        refusal = "none"
+    assert refusal.strip()

@@ -368,6 +368,27 @@ def test_the_resolved_run_reads_back_to_itself() -> None:
     assert again.training == run.training
 
 
+def test_a_tree_brings_its_degrees_and_must_agree() -> None:
+    from foretrain.strategy.presets import build_tree
+    from foretrain.strategy.text import tree_mapping
+
+    run = load_run(run_with(plan={"tp": 2, "pp": 2}))
+    tree = tree_mapping(
+        build_tree(run.plan, run.model, world_size=8, accumulation=32, stack=run.stack)
+    )
+    again = load_run({**RUN, "plan": {"preset": "megatron", "tree": tree}})
+    assert (again.plan.tp, again.plan.pp, again.plan.dp) == (2, 2, 2)
+    assert again.model == run.model
+    assert "plan.tree says tp 2 (got 4)" in refusal({**RUN, "plan": {"tp": 4, "tree": tree}})
+    assert "the mesh has 8 ranks, the cluster 16 devices" in refusal(
+        {**RUN, "plan": {"tree": tree}, "cluster": "2x8 h100-sxm, 8x400G ib"}
+    )
+    assert "made for 32 micro-batches per step, the batch gives 16" in refusal(
+        {**RUN, "plan": {"tree": tree}, "training": {"sequence": 4096, "global_batch": 32}}
+    )
+    assert "plan.tree: missing key" in refusal({**RUN, "plan": {"tree": {"mesh": {}}}})
+
+
 def test_examples_load(examples: Path) -> None:
     files = sorted(examples.glob("*.yaml"))
     assert files

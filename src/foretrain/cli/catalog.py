@@ -97,7 +97,7 @@ def _clusters() -> list[list[str]]:
 
 
 def _fabrics() -> list[list[str]]:
-    from foretrain.hardware.catalog import list_fabrics
+    from foretrain.hardware.fabrics import list_fabrics
 
     return [["name", "what"], *([fabric.name, fabric.description] for fabric in list_fabrics())]
 

@@ -20,6 +20,7 @@ from foretrain.run.defaults import (
     settle_plan,
 )
 from foretrain.run.fields import Fields, collect_fields
+from foretrain.run.given_tree import adopt_tree, check_tree
 from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
 from foretrain.run.precision import PURE, check_precision, expand_precision, read_precision
@@ -80,6 +81,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     if model is None or cluster is None or stack is None:
         return None
     given = {key for key in section.values if section.has(key)}
+    plan, tree = adopt_tree(fields, plan, given)
     plan, warnings = drop_idle_settings(plan, given)
     if stack.preset != preset and "stack" in fields.values and stack.name != USUAL_STACK[preset]:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
@@ -91,6 +93,9 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     dp = data_parallel(plan, cluster.world_size)
     if dp is not None:
         count = training.accumulation(dp)
+        if tree is not None:
+            size = cluster.world_size
+            fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
         sequence = training.sequence or 0
         warnings += plan_warnings(model, plan, sequence=sequence, microbatches=count)
     return RunSpec(
