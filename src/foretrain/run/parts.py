@@ -102,7 +102,10 @@ def _folder(fields: Fields, key: str, folder: Path | None) -> Path | None:
 
 def _file_beside(value: Any, folder: Path | None) -> Any:
     """A file name relative to the run file, where such a file exists."""
-    if folder is None or not isinstance(value, str) or "\n" in value or len(value) > 500:
+    if folder is None or not isinstance(value, str) or not value.endswith(".toml"):
         return value
     path = folder / value
-    return str(path) if path.is_file() else value
+    try:
+        return str(path) if path.is_file() else value
+    except OSError:  # too long for a file name
+        return value

@@ -46,15 +46,8 @@ def load_stack(name: str) -> Stack:
     known = list_stacks()
     if word in known:
         return stack_from_mapping(read_toml("stacks", word), f"catalog/stacks/{word}.toml")
-    path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
-        try:
-            return parse_stack(path.read_text("utf-8"), str(path))
-        except OSError as error:
-            what = f"cannot read the stack file: {error.strerror or error}"
-            raise FileFormatError(Problem(what=what, where=name)) from None
-        except UnicodeDecodeError:
-            raise FileFormatError(Problem(what="not a text file in UTF-8", where=name)) from None
+    if word.endswith(".toml"):
+        return parse_stack(_read(Path(name)), name)
     raise CatalogError(
         Problem(
             what="unknown stack",
@@ -64,6 +57,17 @@ def load_stack(name: str) -> Stack:
             way_out=nearest(word, known),
         )
     )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise FileFormatError(Problem(what="not a text file in UTF-8", where=str(path))) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        what = f"cannot read the stack file: {reason or error}"
+        raise FileFormatError(Problem(what=what, where=str(path))) from None
 
 
 def usual_stack(preset: str, *, has_bf16: bool) -> str:

@@ -169,8 +169,9 @@ def _read_text(path: Path) -> str:
             raise FileFormatError(Problem(what="a folder, not a run file", where=name))
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        what = f"cannot read the file: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        what = f"cannot read the file: {reason or error}"
         raise FileFormatError(Problem(what=what, where=name)) from None
     if len(raw) > MAX_FILE_BYTES:
         what = f"larger than {MAX_FILE_BYTES // 2**20} MiB, so hardly a run file"
