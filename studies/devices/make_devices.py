@@ -1,6 +1,8 @@
 """Writes the device files and the prices of the catalog from a table of data sheet figures.
 
-    python studies/devices/make_devices.py [../shared/data/specs/gpus.csv]
+    python studies/devices/make_devices.py [TABLE [CATALOG]]
+
+TABLE is ../shared/data/specs/gpus.csv and CATALOG src/foretrain/catalog unless given.
 
 One row of the table becomes one TOML file with a source per value; extra.py holds what the table
 leaves out (names, capacities, usual servers, devices of our own). Running it again changes nothing
@@ -176,8 +178,9 @@ def prices_toml(rows: dict[str, Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(table: Path) -> None:
-    """Writes catalog/devices/*.toml and catalog/prices.toml."""
+def main(table: Path, catalog: Path) -> None:
+    """Writes devices/*.toml and prices.toml below `catalog`."""
+    (catalog / "devices").mkdir(parents=True, exist_ok=True)
     with table.open(newline="", encoding="utf-8") as stream:
         rows = {row["name"]: row for row in csv.DictReader(stream)}
     missing = sorted(set(rows) - set(NAMES))
@@ -189,13 +192,14 @@ def main(table: Path) -> None:
         row = halved(row) if "per package" in table_name else row
         priced[name] = row
         text = device_toml(name, row, form, gib, gib_source, aliases, {})
-        (CATALOG / "devices" / f"{name}.toml").write_text(text, encoding="utf-8")
+        (catalog / "devices" / f"{name}.toml").write_text(text, encoding="utf-8")
     for name, (base, changes, form, gib, gib_source, aliases, changed) in EXTRA.items():
         row = rows[base] | changes | {"cross_checks": ""}
         text = device_toml(name, row, form, gib, gib_source, aliases, changed)
-        (CATALOG / "devices" / f"{name}.toml").write_text(text, encoding="utf-8")
-    (CATALOG / "prices.toml").write_text(prices_toml(priced), encoding="utf-8")
+        (catalog / "devices" / f"{name}.toml").write_text(text, encoding="utf-8")
+    (catalog / "prices.toml").write_text(prices_toml(priced), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE)
+    given = [Path(word) for word in sys.argv[1:3]]
+    main(*given, *(TABLE, CATALOG)[len(given) :])

@@ -20,7 +20,8 @@ from foretrain.hardware.grammar import EXAMPLE, GRAMMAR, parse_cluster
 from foretrain.hardware.names import find_device
 
 _STARTS_WITH_COUNT = re.compile(r"\d+\s*[x×*\s]", re.IGNORECASE)
-_MULTIPLE = re.compile(r"(\d+)\s*[x×*]?\s+(\S+)", re.IGNORECASE)
+_SHAPED = re.compile(r"\d+\s*[x×*]\s*\d+\s", re.IGNORECASE)
+_MULTIPLE = re.compile(r"(\d{1,9})\s*[x×*]?\s+(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +220,11 @@ def _catalog_cluster(name: str) -> NamedCluster:
 @cache
 def _cluster_names() -> dict[str, str]:
     """Returns the catalog name of every cluster name and alias."""
-    return {
-        _key(alias): entry.name
-        for entry in list_clusters()
-        for alias in (entry.name, *entry.aliases)
-    }
+    found: dict[str, str] = {}
+    for name in names("clusters"):
+        for alias in (name, *read_toml("clusters", name).get("aliases", ())):
+            found[_key(alias)] = name
+    return found
 
 
 def _key(name: str) -> str:
@@ -232,14 +233,16 @@ def _key(name: str) -> str:
 
 def _named(text: str) -> Cluster | None:
     """Returns the cluster of a catalog name, or None when the text is one of the grammar."""
-    match = _MULTIPLE.fullmatch(text.strip())
-    known = _cluster_names()
+    text = text.strip()
+    if _SHAPED.match(text):
+        return None
+    match, known = _MULTIPLE.fullmatch(text), _cluster_names()
     if match and _key(match[2]) in known:
         cluster = _catalog_cluster(known[_key(match[2])]).cluster
         return _times(cluster, int(match[1]), text)
     if _key(text) in known:
         return _catalog_cluster(known[_key(text)]).cluster
-    if _STARTS_WITH_COUNT.match(text.strip()) or not text.strip() or re.search(r"[\[,]", text):
+    if _STARTS_WITH_COUNT.match(text) or not text or re.search(r"[\[,]", text):
         return None
     raise CatalogError(
         Problem(

@@ -99,15 +99,16 @@ class Cluster:
             InputError: a rank does not exist, or the group is empty.
         """
         group = tuple(ranks)
-        if not group or min(group) < 0 or max(group) >= self.world_size:
+        found = _layout(self.world_size, self.devices_per_node, self.island_size, group)
+        if found is None:
             raise InputError(
                 Problem(
                     what=f"the group does not lie on {self.text}",
                     value=group[:8],
-                    allowed=f"ranks 0 to {self.world_size - 1}",
+                    allowed=f"ranks 0 to {self.world_size - 1}, at least one",
                 )
             )
-        return _layout(self.devices_per_node, self.island_size, group)
+        return found
 
 
 def island_size(scaleup: Scaleup, domain: int) -> int:
@@ -116,7 +117,11 @@ def island_size(scaleup: Scaleup, domain: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _layout(devices_per_node: int, island: int, ranks: tuple[int, ...]) -> GroupLayout:
+def _layout(
+    world_size: int, devices_per_node: int, island: int, ranks: tuple[int, ...]
+) -> GroupLayout | None:
+    if not ranks or min(ranks) < 0 or max(ranks) >= world_size:
+        return None
     nodes = Counter(rank // devices_per_node for rank in ranks)
     if island < devices_per_node:  # several islands in a node; none crosses its edge
         per_node = -(-devices_per_node // island)

@@ -37,6 +37,23 @@ PCIE_BANDWIDTH: dict[int, float] = {3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
 PEAK_DTYPES: tuple[str, ...] = tuple(d for d in COMPUTE_DTYPES if d != "mxfp8")
 
 
+#: The keys of a device file that need a source.
+VALUE_KEYS: tuple[str, ...] = (
+    "sm_count",
+    "peak_tflops",
+    "memory_gb",
+    "capacity_gib",
+    "memory_type",
+    "memory_bandwidth_gb_s",
+    "l2_mib",
+    "tdp_w",
+    "scaleup_link",
+    "scaleup_gb_s",
+    "pcie_gen",
+    "node",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualNode:
     """The server that a device usually sits in; what a cluster text leaves out comes from here.
@@ -196,9 +213,8 @@ def _sources(fields: Fields, *, required: bool) -> dict[str, str]:
             kinds = ", ".join(f"'{kind}: ...'" for kind in SOURCE_KINDS)
             table.problem("does not say what kind of source it is", key, text, allowed=kinds)
     if required:
-        words = ("name", "vendor", "generation", "form", "aliases", "sources")
-        for key in fields.data:
-            if key not in words and key not in sources:
+        for key in VALUE_KEYS:
+            if fields.has(key) and key not in sources:
                 table.problem("missing: every value has a source", key)
     return sources
 

@@ -145,9 +145,9 @@ def read_toml_file(path: Path) -> Mapping[str, Any]:
         FileFormatError: the file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_bytes().decode())
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise FileFormatError(Problem(what=f"cannot be read: {reason}", where=str(path))) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(Problem(what=f"not TOML: {error}", where=str(path))) from None
+        what = f"cannot be read: {error.strerror or error}"
+    except ValueError as error:  # not TOML, not UTF-8, or not a path
+        what = f"not TOML: {error}"
+    raise FileFormatError(Problem(what=what, where=str(path)))

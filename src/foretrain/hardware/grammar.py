@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,16 +25,23 @@ from foretrain.hardware.names import find_device
 
 GRAMMAR = "NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]"
 EXAMPLE = "8x8 h100-sxm, 8x400G ib"
-_SHAPE = re.compile(r"(\d+)\s*[x×*]\s*(\d+)\s+(\S.*)", re.IGNORECASE)
-_ONE_NODE = re.compile(r"(\d+)\s*(?:[x×*]\s+|\s)\s*(\S.*)", re.IGNORECASE)
-_NETWORK = re.compile(
-    r"(?:(\d+)\s*[x×*]\s*)?(\d+(?:\.\d+)?|\.\d+)\s*([a-z/]+)(?:\s+(\S.*))?", re.IGNORECASE
-)
+_COUNT = r"(\d{1,9})"
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})"
+_TIMES = r"\s*[x×*]\s*"
+_SHAPE = re.compile(rf"{_COUNT}{_TIMES}{_COUNT}\s+(\S.*)", re.IGNORECASE)
+_ONE_NODE = re.compile(rf"{_COUNT}\s*(?:[x×*]\s+|\s)\s*(\S.*)", re.IGNORECASE)
+_NETWORK = re.compile(rf"(?:{_COUNT}{_TIMES})?{_NUMBER}\s*([a-z/]+)(?:\s+(\S.*))?", re.IGNORECASE)
 _RATE_UNITS = ("g", "gb", "gb/s", "gbps", "gbit", "gbit/s", "gbits", "gbits/s")
 _OPTIONS = (
     "[latency 50ms], [nvl 72], [nvlink pairs|mesh|nvswitch|none], [p2p], [no p2p], "
     "[oversubscribed 2:1], [scaleup 200 GB/s]"
 )
+_WORD_OPTIONS: dict[str, tuple[str, object]] = {
+    **{f"nvlink {kind}": ("scaleup", kind) for kind in SCALEUP},
+    "no nvlink": ("scaleup", "none"),
+    "p2p": ("p2p", True),
+    "no p2p": ("p2p", False),
+}
 _SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6"}
 
 
@@ -62,13 +68,17 @@ class _Parser:
             )
         )
 
+    def above_zero(self, value: float, option: str) -> float:
+        if value <= 0:
+            self.problem("must be above 0", option, _OPTIONS)
+        return value
+
     def set(self, key: str, value: object, option: str) -> None:
         if key in self.stated:
             self.problem("an option is given twice", option)
         self.stated[key] = value
 
 
-@lru_cache(maxsize=1024)
 def parse_cluster(text: str) -> Cluster:
     """Returns the cluster that `text` describes, e.g. '8x8 h100-sxm, 8x400G ib'.
 
@@ -195,24 +205,21 @@ def _read_fabric(parser: _Parser, text: str | None) -> str:
 
 def _read_option(parser: _Parser, option: str) -> None:
     """Reads one option in brackets into what is stated."""
-    word, _, rest = option.lower().partition(" ")
-    rest = rest.strip()
-    if word == "latency" and (match := re.fullmatch(r"(\d*\.?\d+)\s*(s|ms|us|µs|μs)", rest)):
+    text = option.lower()
+    if text in _WORD_OPTIONS:
+        parser.set(*_WORD_OPTIONS[text], option)
+    elif match := re.fullmatch(rf"latency {_NUMBER}\s*(s|ms|us|µs|μs)", text):
         seconds = Decimal(match[1]) * Decimal(_SECONDS[match[2]])
         parser.set("extra_latency_s", float(seconds), option)
-    elif word == "nvl" and rest.isdigit() and int(rest) > 0:
-        parser.set("nvl_domain", int(rest), option)
-    elif word == "nvlink" and rest in SCALEUP:
-        parser.set("scaleup", rest, option)
-    elif option.lower() in ("no nvlink", "p2p", "no p2p"):
-        key, value = ("scaleup", "none") if "nvlink" in option.lower() else ("p2p", word == "p2p")
-        parser.set(key, value, option)
-    elif word == "oversubscribed" and (match := re.fullmatch(r"(\d*\.?\d+)\s*(?::\s*1)?", rest)):
+    elif match := re.fullmatch(rf"nvl ?{_COUNT}", text):
+        parser.set("nvl_domain", parser.above_zero(int(match[1]), option), option)
+    elif match := re.fullmatch(rf"oversubscribed {_NUMBER}(?:\s*:\s*1)?", text):
         factor = float(match[1])
         if factor < 1:
             parser.problem("oversubscription starts at 1:1", option, "[oversubscribed 2:1]")
         parser.set("oversubscription", factor, option)
-    elif word == "scaleup" and (match := re.fullmatch(r"(\d*\.?\d+)\s*gb/s", rest)):
-        parser.set("scaleup_bandwidth", float(Decimal(match[1]) * 10**9), option)
+    elif match := re.fullmatch(rf"(?i:scaleup) {_NUMBER}\s*[Gg]B/s", option):  # not bits
+        rate = float(Decimal(match[1]) * 10**9)
+        parser.set("scaleup_bandwidth", parser.above_zero(rate, option), option)
     else:
         parser.problem("unknown option", option, allowed=_OPTIONS)

@@ -64,6 +64,8 @@ def find_device(name: str, memory_gb: float | None = None) -> Device:
 def find_devices(name: str) -> tuple[Device, ...]:
     """Returns all devices that `name` may mean: one for a clear name, several, or none."""
     key = normal_name(name)
+    if key in names("devices"):  # the usual case needs one file, not all
+        return (catalog_device(key),)
     index = _index()
     if key in index:
         return (catalog_device(index[key]),)
