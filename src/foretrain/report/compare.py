@@ -10,7 +10,6 @@ from foretrain.report.tables import table
 from foretrain.report.words import (
     fit_word,
     gib,
-    num_devices,
     number,
     percent,
     place,
@@ -60,7 +59,7 @@ def _verdict(items: Sequence[Compared]) -> str:
     if not fitting:
         return "None of the runs fits."
     best = max(fitting, key=_rate)
-    unit = throughput(best[2], num_devices(best[1], best[2]))[1]
+    unit = throughput(best[2], best[1].cluster.world_size)[1]
     text = f"Fastest that fits, per GPU: {best[0]} with {number(_rate(best))} {unit}"
     others = [item for item in fitting if item is not best]
     if others and _same_unit(items):
@@ -72,7 +71,7 @@ def _verdict(items: Sequence[Compared]) -> str:
 
 
 def _rate(item: Compared) -> float:
-    return throughput(item[2], num_devices(item[1], item[2]))[0]
+    return throughput(item[2], item[1].cluster.world_size)[0]
 
 
 def _same_unit(items: Sequence[Compared]) -> bool:
@@ -98,7 +97,7 @@ def _band(item: Compared, _: Compared) -> str:
 
 
 def _throughput(item: Compared, _: Compared) -> str:
-    rate, unit = throughput(item[2], num_devices(item[1], item[2]))
+    rate, unit = throughput(item[2], item[1].cluster.world_size)
     return f"{number(rate)} {unit}"
 
 
@@ -125,7 +124,7 @@ ROWS: tuple[tuple[str, Callable[[Compared, Compared], str]], ...] = (
     ("exposed communication", _exposed),
     ("bubble", lambda item, _: percent(item[2].bubble_fraction)),
     ("global batch", lambda item, _: f"{item[1].training.global_batch}"),
-    ("GPUs", lambda item, _: f"{num_devices(item[1], item[2])}"),
+    ("GPUs", lambda item, _: f"{item[1].cluster.world_size}"),
 )
 
 

@@ -28,15 +28,25 @@ def run_form(run: RunSpec) -> dict[str, Any]:
     }
 
 
+#: Fields of a ModelSpec that say something about the shape instead of being part of it.
+ABOUT = ("source", "num_parameters", "assumed")
+
+
 def _model(model: ModelSpec) -> dict[str, Any]:
-    return {name: value for name, value in asdict(model).items() if value is not None}
+    """The whole shape; where it comes from and what was assumed is not part of it."""
+    return {
+        name: value
+        for name, value in asdict(model).items()
+        if value is not None and name not in ABOUT
+    }
 
 
 def _training(training: Training) -> dict[str, Any]:
+    roles = asdict(training.roles)
     form: dict[str, Any] = {
         "global_batch": training.global_batch,
         "microbatch": training.microbatch,
-        "precision": asdict(training.roles),
+        "precision": {role: dtype or "none" for role, dtype in roles.items()},
         "optimizer": training.optimizer,
     }
     if training.sequence is not None:
@@ -44,7 +54,8 @@ def _training(training: Training) -> dict[str, Any]:
     return form
 
 
-DEGREES = ("preset", "tp", "pp", "dp", "cp", "ep", "etp")
+#: Always written, so that a reader of the JSON need not know the defaults of a preset.
+ALWAYS = ("preset", "tp", "pp", "dp", "cp", "ep", "etp", "zero", "sequence_parallel", "recompute")
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -52,8 +63,10 @@ def _plan(plan: Plan) -> dict[str, Any]:
     form: dict[str, Any] = {}
     for field in fields(Plan):
         value = getattr(plan, field.name)
-        if field.name in DEGREES or value != getattr(default, field.name):
+        if value is not None and (field.name in ALWAYS or value != getattr(default, field.name)):
             form[field.name] = _plain(value)
+    if plan.pp == 1:
+        form.pop("schedule", None)  # it has no effect, and saying so would be a warning
     return form
 
 

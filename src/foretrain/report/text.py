@@ -12,7 +12,7 @@ from foretrain.report.words import (
     fit_word,
     gib,
     mfu_lines,
-    num_devices,
+    moment_words,
     number,
     percent,
     place,
@@ -84,7 +84,7 @@ def plan_words(run: RunSpec) -> str:
 
 def _headline(result: Result, run: RunSpec) -> list[str]:
     step = result.step_time_s
-    rate, unit = throughput(result, num_devices(run, result))
+    rate, unit = throughput(result, run.cluster.world_size)
     training = run.training
     batch = plural(training.global_batch, "sample")
     if result.tokens_per_s is not None:
@@ -172,7 +172,7 @@ def _memory_section(result: Result) -> list[str]:
     memory = result.memory
     rows = [(name.replace("_", " "), num / GIB) for name, num in memory.parts_bytes.items()]
     where = place(result, memory.worst_rank)
-    moment = f", at its peak: {memory.moment}" if memory.moment else ""
+    moment = moment_words(result)
     seen = [
         ("allocated", gib(memory.peak_allocated_bytes), "torch.cuda.max_memory_allocated()"),
         ("reserved", gib(memory.peak_reserved_bytes), "torch.cuda.max_memory_reserved()"),
@@ -184,7 +184,7 @@ def _memory_section(result: Result) -> list[str]:
         ),
     ]
     return [
-        f"Memory of the fullest GPU ({where}{moment})",
+        f"Memory of the fullest GPU: {where}" + (f", at its peak: {moment}" if moment else ""),
         *parts_table(rows, unit="GiB", total_name="device used", decimals=2),
         "  What you will see where:",
         *table(seen, left=(0, 2), indent="    "),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Band, ClassResult, MemoryResult, Result
-from foretrain.units import GIB, format_count, format_seconds
+from foretrain.units import GIB, format_seconds
 
 #: A run that fits with less than this share of the usable memory to spare is called tight: two
 #: allocator segments or one longer sample more, and it is over.
@@ -112,40 +112,49 @@ def fit_word(result: Result) -> str:
 def verdict(result: Result, run: RunSpec) -> str:
     """Returns the first line: fits or not and by how much, and the throughput with its band."""
     memory = result.memory
-    spare = gib(abs(memory.usable_bytes - memory.device_used_bytes))
-    used = f"{gib(memory.device_used_bytes)} of {gib(memory.usable_bytes)} usable"
+    gap = gib(abs(memory.usable_bytes - memory.device_used_bytes))
+    used = f"uses {gib(memory.device_used_bytes)} of {gib(memory.usable_bytes)}"
     where = place(result, memory.worst_rank)
-    moment = f", {memory.moment}" if memory.moment else ""
-    rate, unit = throughput(result, num_devices(run, result))
+    rate, unit = throughput(result, run.cluster.world_size)
     low, high = (number(r) for r in rate_limits(rate, result.step_time_s))
     speed = f"{number(rate)} {unit} (90 % band {low} to {high})"
     if not result.fits:
-        return f"Does not fit: {spare} too much on {where}{moment} ({used}). If it did: {speed}."
+        moment = moment_words(result)
+        at = f" in {moment}" if moment else ""
+        return f"Does not fit by {gap}: {where} {used} GPU memory{at}. If it did: {speed}."
     word = "Fits, but it is tight" if is_tight(memory) else "Fits"
-    return f"{word}: {spare} to spare on {where} ({used}). Expect {speed}."
+    return f"{word}: {where} {used} GPU memory, {gap} to spare. Expect {speed}."
 
 
-def num_devices(run: RunSpec, result: Result) -> int:
-    """Returns the number of ranks of the job (the mesh of the program; all of the cluster)."""
-    del run
-    return result.program.mesh.world_size
+def moment_words(result: Result) -> str:
+    """Returns when the fullest rank is fullest, without the stage (`place` names it)."""
+    memory = result.memory
+    return memory.moment.removeprefix(f"stage {class_of(result, memory.worst_rank).stage}, ")
+
+
+def flop(value: float) -> str:
+    """Returns a FLOP count with a unit prefix, e.g. '139 PFLOP'."""
+    for scale, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if value >= scale:
+            return f"{value / scale:.4g} {prefix}FLOP"
+    return f"{value:.4g} FLOP"
 
 
 def model_flops_formula(result: Result) -> str:
     """Returns how the model FLOP of a step are counted, in words (docs/explain/flops.md)."""
     full = result.model_flops_full_attention
     text = (
-        f"{format_count(result.model_flops_per_step)}FLOP per step: forward + backward of all "
+        f"{flop(result.model_flops_per_step)} per step: forward + backward of all "
         "samples, multiply-add = 2, no recompute, causal attention counted half"
     )
     if full > 1.0005 * result.model_flops_per_step:
-        text += f" ({format_count(full)}FLOP with full attention, as Megatron tables count)"
+        text += f" ({flop(full)} with full attention, as Megatron tables count)"
     return text
 
 
 def mfu_lines(result: Result, run: RunSpec) -> list[tuple[str, str]]:
     """Returns (name, text) lines for MFU, HFU when it differs, and what makes them ambiguous."""
-    devices = num_devices(run, result)
+    devices = run.cluster.world_size
     peak = f"{result.peak_flops_per_device / 1e12:,.4g} TFLOP/s dense {result.peak_dtype}"
     base = f"/ (step x {plural(devices, 'GPU')} x {peak})"
     lines = [("MFU", f"{percent(result.mfu)} = model FLOP {base}")]
@@ -161,7 +170,9 @@ def _ambiguity(result: Result, run: RunSpec, per_device: float) -> list[tuple[st
     """Returns the same rate over the bf16 peak when the peak above is one of a low precision."""
     if result.peak_dtype not in ("fp8", "mxfp8", "nvfp4"):
         return []
-    peak = run.cluster.device.peak_flops("bf16")
+    if not run.cluster.device.supports("bf16"):
+        return []
+    peak = run.cluster.device.peak("bf16")
     return [
         (
             "",

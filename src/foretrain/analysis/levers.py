@@ -1,0 +1,217 @@
+"""The levers: which single change of a run would help most.
+
+Candidates are ordered by closed-form bounds (candidates.py) and the most promising are predicted,
+as many as a fixed budget of work allows, so that a report costs about as much as two or three
+predictions. Long steps are predicted with fewer micro-batches and continued in a straight line:
+every further micro-batch adds what the busiest stage does for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from foretrain.analysis.candidates import Candidate, candidates, what_ifs
+from foretrain.analysis.lever import Lever
+from foretrain.errors import ForetrainError
+from foretrain.predict import predict as predict_run
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.result import ClassResult, Result
+
+NUM_LEVERS = 3
+#: Gains below this share are within the noise of two runs of the same job.
+LEAST_GAIN = 0.003
+#: A lever for memory frees at least this share of what is used and costs at most this throughput.
+LEAST_FREED = 0.03
+LARGEST_LOSS = 0.2
+
+#: Work of a prediction in units of one launch-list entry: a fixed part (compile, price), and what
+#: it plays. The budget is about 1.5 s on one core of 2020; a count and no clock, so that the same
+#: run always gets the same levers.
+FIXED_WORK = 2_500
+BUDGET = 40_000
+#: Steps with more entries than this are shortened.
+LONG_STEP = 1_500
+
+Predict = Callable[[RunSpec], Result]
+
+
+def find_levers(
+    run: RunSpec, result: Result, *, predict: Predict = predict_run
+) -> tuple[Lever, ...]:
+    """Returns up to three changes of `run`, the most helpful first.
+
+    Where the run fits: the largest gains in throughput among changes that still fit, then changes
+    that free memory. Where it does not: changes that make it fit, fastest first, then those that
+    come closest. At most one is a what-if of hardware. Each kind of change appears once.
+    """
+    search = _Search.start(run, result, predict)
+    options = candidates(run, result) if run.plan.tree is None else []
+    if result.fits:
+        wishes = what_ifs(run, result)
+        search.try_all(sorted(_could_gain(options + wishes, result), key=lambda c: -c.saves_s))
+        if len(_gaining(search.levers)) < NUM_LEVERS:
+            rest = [c for c in options if c.frees > LEAST_FREED and c not in search.tried]
+            search.try_all(sorted(rest, key=lambda c: -c.frees))
+    else:
+        helpful = [c for c in options if c.frees > 0]
+        search.try_all(sorted(helpful, key=lambda c: -c.frees))
+    return _ranked(search.levers, fits=result.fits)
+
+
+def _could_gain(options: Sequence[Candidate], result: Result) -> list[Candidate]:
+    """Returns what may gain enough and may fit, by the closed-form bounds."""
+    memory = result.memory
+    return [
+        c
+        for c in options
+        if c.saves_s > LEAST_GAIN * result.step_time_s.value
+        and memory.device_used_bytes * (1 - min(c.frees, 0.0)) <= memory.usable_bytes
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """Predictions made so far, and the work that is left."""
+
+    run: RunSpec
+    result: Result
+    predict: Predict
+    entries: float  # launch-list entries of one rank class and micro-batch
+    work_left: float
+    correction: float = 1.0  # true step over the step continued from fewer micro-batches
+    corrected: bool = False
+    tried: list[Candidate]
+    levers: list[tuple[Candidate, Lever]]
+
+    @classmethod
+    def start(cls, run: RunSpec, result: Result, predict: Predict) -> _Search:
+        """Returns a search with its whole budget."""
+        entries = sum(len(c.entries) for c in result.program.classes)
+        chunks = run.plan.pp * run.plan.interleave * _microbatches(run)
+        return cls(
+            run=run,
+            result=result,
+            predict=predict,
+            entries=entries / chunks,
+            work_left=BUDGET,
+            tried=[],
+            levers=[],
+        )
+
+    def try_all(self, options: Sequence[Candidate]) -> None:
+        """Predicts options in order until the work is spent."""
+        for candidate in options:
+            short = self._short(candidate.run)
+            if short is not None and not self.corrected:
+                self._correct()
+            work = self._work(short or candidate.run)
+            if work > self.work_left:
+                continue
+            self.work_left -= work
+            self.tried.append(candidate)
+            try:
+                found = self.predict(short or candidate.run)
+            except ForetrainError:
+                continue  # not a plan that can be modelled: no lever
+            step = found.step_time_s.value
+            if short is not None:
+                step = self.correction * _continued(found, short, _microbatches(candidate.run))
+            self.levers.append((candidate, self._lever(candidate, found, step)))
+
+    def _lever(self, candidate: Candidate, found: Result, step: float) -> Lever:
+        before = self.result
+        return Lever(
+            title=candidate.title,
+            changes=candidate.changes,
+            gain=before.step_time_s.value / step - 1,
+            step_before_s=before.step_time_s.value,
+            step_after_s=step,
+            memory_before_bytes=before.memory.device_used_bytes,
+            memory_after_bytes=found.memory.device_used_bytes,
+            fits_before=before.fits,
+            fits_after=found.fits,
+        )
+
+    def _work(self, run: RunSpec) -> float:
+        plan = run.plan
+        return FIXED_WORK + self.entries * plan.pp * plan.interleave * _microbatches(run)
+
+    def _short(self, run: RunSpec) -> RunSpec | None:
+        """Returns the run with fewer micro-batches, None where it is short or must stay whole."""
+        plan, count = run.plan, _microbatches(run)
+        kept = max(2 * plan.pp, 4)
+        whole = self._work(run) - FIXED_WORK <= LONG_STEP
+        # all micro-batches are in flight at once (gpipe), or a limit counts them
+        if whole or kept >= count or plan.schedule == "gpipe" or plan.in_flight is not None:
+            return None
+        batch = run.training.microbatch * _dp(run) * kept
+        return replace(run, training=replace(run.training, global_batch=batch))
+
+    def _correct(self) -> None:
+        """Measures the error of the straight line on the run itself, once."""
+        self.corrected = True
+        short = self._short(self.run)
+        if short is None:
+            return
+        self.work_left -= self._work(short)
+        line = _continued(self.predict(short), short, _microbatches(self.run))
+        self.correction = self.result.step_time_s.value / line
+
+
+def _dp(run: RunSpec) -> int:
+    plan = run.plan
+    return run.cluster.world_size // (plan.tp * plan.pp * plan.cp)
+
+
+def _microbatches(run: RunSpec) -> int:
+    return run.training.accumulation(_dp(run))
+
+
+def _continued(result: Result, run: RunSpec, microbatches: int) -> float:
+    """Returns the step time with `microbatches` instead of those of `run`, in seconds."""
+    count = _microbatches(run)
+    sharded = (run.plan.zero or 0) >= 2 or run.plan.preset == "fsdp"
+    each = max(_repeated_s(c, sharded=sharded) for c in result.classes) / count
+    return result.step_time_s.value + (microbatches - count) * each
+
+
+def _repeated_s(rank_class: ClassResult, *, sharded: bool) -> float:
+    """Returns what a class does for all micro-batches; gradients reduced once are left out."""
+    parts = rank_class.parts
+    axes = ("tp", "cp", "ep", "dp") if sharded else ("tp", "cp", "ep")
+    exposed = sum(parts.exposed_communication.get(axis, 0.0) for axis in axes)
+    return parts.compute + parts.recompute + parts.host + exposed
+
+
+def _gaining(levers: Sequence[tuple[Candidate, Lever]]) -> list[tuple[Candidate, Lever]]:
+    found = [(c, v) for c, v in levers if v.fits_after and v.gain > LEAST_GAIN]
+    return sorted(found, key=lambda pair: -pair[1].gain)
+
+
+def _ranked(levers: Sequence[tuple[Candidate, Lever]], *, fits: bool) -> tuple[Lever, ...]:
+    """Returns the best lever of every kind, in order of use, at most one of them a what-if."""
+    if fits:
+        freeing = [
+            (c, v)
+            for c, v in levers
+            if v.fits_after
+            and v.gain > -LARGEST_LOSS
+            and v.memory_after_bytes < (1 - LEAST_FREED) * v.memory_before_bytes
+        ]
+        ordered = [*_gaining(levers), *sorted(freeing, key=lambda pair: -pair[1].gain)]
+    else:
+        enough = [(c, v) for c, v in levers if v.fits_after]
+        closer = [
+            (c, v)
+            for c, v in levers
+            if not v.fits_after and v.memory_after_bytes < v.memory_before_bytes
+        ]
+        ordered = [
+            *sorted(enough, key=lambda pair: -pair[1].gain),
+            *sorted(closer, key=lambda pair: pair[1].memory_after_bytes),
+        ]
+    kinds: dict[str, Lever] = {}
+    for candidate, lever in ordered:
+        kinds.setdefault(candidate.kind, lever)
+    return tuple(kinds.values())[:NUM_LEVERS]
