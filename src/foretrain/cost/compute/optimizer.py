@@ -20,7 +20,12 @@ from foretrain.cost.machine import Machine
 from foretrain.program import ComputeEvent
 
 #: Operators of the optimizer phase, by the name of their cost model.
-OPS = frozenset({"optimizer", "adam", "adamw", "sgd", "grad_norm", "zero_grad", "grad_scale"})
+OPS = frozenset(
+    {
+        "optimizer", "adam", "adamw", "sgd", "grad_norm", "grad_clip", "grad_scale", "zero_grad",
+        "weight_copy",
+    }
+)  # fmt: skip
 _STEPS = frozenset({"optimizer", "adam", "adamw", "sgd"})
 
 
