@@ -1,0 +1,34 @@
+"""What the examples print: compared word for word, so that no change of a prediction goes unseen.
+
+After a change that is meant, `FORETRAIN_UPDATE_GOLDEN=1 pytest tests/golden` writes the new texts;
+the diff belongs to the change, with a line in CHANGELOG.md under "Accuracy".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from foretrain.cli.main import main
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_prints_what_it_did(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(example)]) in (0, 2)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    golden = HERE / f"{example.stem}.out"
+    if os.environ.get("FORETRAIN_UPDATE_GOLDEN") == "1":
+        golden.write_text(captured.out)
+    assert captured.out.splitlines() == golden.read_text().splitlines()
+
+
+def test_every_golden_text_has_its_example() -> None:
+    assert EXAMPLES
+    assert {path.stem for path in HERE.glob("*.out")} == {path.stem for path in EXAMPLES}
