@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -23,8 +22,9 @@ class Finished(Exception):  # noqa: N818 - no error: how a command says its exit
 
 def emit(text: str) -> None:
     """Prints a text; a reader that has gone away (`| head`) is no error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a file name may hold what no terminal shows
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")  # a file name may hold what no terminal shows
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
