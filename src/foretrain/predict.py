@@ -12,7 +12,7 @@ from foretrain.errors import InputError, Problem
 from foretrain.frontends.flops import model_flops_per_sample
 from foretrain.frontends.transformer import build_graph
 from foretrain.graph.ir import Graph
-from foretrain.program import ComputeEvent, Program
+from foretrain.program import ComputeEvent, Program, Run
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import MemoryResult, Result
 from foretrain.simulator.simulate import (
@@ -192,8 +192,8 @@ def _executed_flops(program: Program) -> float:
     per_segment = [sum(flops[item.event] for item in segment.items) for segment in program.segments]
     for rank_class in program.classes:
         for entry in rank_class.entries:
-            segments = getattr(entry, "segments", ())
-            total += len(rank_class.ranks) * sum(per_segment[s] for s in segments)
+            if isinstance(entry, Run):
+                total += len(rank_class.ranks) * sum(per_segment[s] for s in entry.segments)
     return total
 
 

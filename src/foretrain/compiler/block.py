@@ -157,7 +157,7 @@ def _saved(
     }
     needed = {name for name in needed if name in made or name == block.input}
     if outer.recompute == "full" and block.recompute:
-        needed = {block.input} if block.input else set()
+        needed = set[str]() if block.input is None else {block.input}
     elif outer.recompute == "selective":
         needed = {n for n in needed if n not in made or not _repeatable(made[n])} | {
             operand.tensor

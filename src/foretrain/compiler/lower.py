@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.events import EventTable, Groups, Shaper
+from foretrain.compiler.launches import Instance, StageContext
 from foretrain.compiler.parameters import Unit, make_unit
 from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
 from foretrain.compiler.splits import refine_mesh, settings_of
-from foretrain.compiler.stage import Instance, StageContext, build_entries
+from foretrain.compiler.stage import build_entries
 from foretrain.errors import PlanError, Problem
 from foretrain.graph.backward import Backward, derive_backward
 from foretrain.graph.ir import Block, Graph

@@ -29,7 +29,7 @@ class SegmentMaker:
         keep = set(lowered.saved)
         if lowered.output is not None:
             keep.add(lowered.output)
-        owned = set() if lowered.input is None else {lowered.input}
+        owned = set[Copy]() if lowered.input is None else {lowered.input}
         return self._segment(f"{lowered.path} forward", lowered, lowered.forward, owned, keep)
 
     def backward(self, lowered: LoweredBlock) -> Segment:
@@ -40,7 +40,7 @@ class SegmentMaker:
         owned = set(lowered.saved)
         if lowered.output_grad is not None:
             owned.add(lowered.output_grad)
-        keep = set() if lowered.input_grad is None else {lowered.input_grad}
+        keep = set[Copy]() if lowered.input_grad is None else {lowered.input_grad}
         return self._segment(f"{lowered.path} backward", lowered, launches, owned, keep)
 
     def _segment(

@@ -1,0 +1,172 @@
+"""Traffic of weights and gradients of a stage: gathers before use, reductions, publication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from foretrain.compiler.launches import LaunchList
+from foretrain.compiler.parameters import Unit, WeightGroup, merge
+from foretrain.compiler.placements import Redistribution, family
+from foretrain.compiler.schedule import Slot
+
+
+@dataclass(slots=True)
+class WeightTraffic:
+    """Launches what the layouts of weights and gradients ask for.
+
+    `gathered` holds the gathers of (chunk, position) whose weights are there; `ready` the handles
+    that the first forward of a unit waits for; `reductions` all gradient reductions so far.
+    """
+
+    launches: LaunchList
+    pending: list[tuple[WeightGroup, ...]] = field(default_factory=list[tuple[WeightGroup, ...]])
+    reductions: list[int] = field(default_factory=list[int])
+    ready: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    gathered: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict[tuple[int, int], list[int]]
+    )
+    first_bucket_done: bool = False
+
+    def gathered_bytes(self, unit: Unit) -> float:
+        """Returns the bytes of the gathered weights of a unit."""
+        gathered = sum(g.elements for g in unit.groups if g.signature.stored)
+        return gathered * self._gather_size()
+
+    def _gather_dtype(self) -> str:
+        compute = self.launches.context.precision.compute
+        return "bf16" if compute in ("fp8", "mxfp8", "nvfp4") else compute
+
+    def _gather_size(self) -> float:
+        return self.launches.context.precision.bytes(self._gather_dtype())
+
+    def gather(self, slot: Slot, i: int) -> None:
+        """Launches the gather of a unit's weights unless they are there."""
+        unit = self.launches.context.chunks[slot.chunk][i].unit
+        if not unit.gathered or (slot.chunk, i) in self.gathered:
+            return
+        size = self._gather_size()
+        self.gathered[slot.chunk, i] = [
+            self.launches.collective(
+                step,
+                self._gather_dtype(),
+                size,
+                label=f"{unit.path} weights",
+                stream="gather",
+                delta_start={"gathered weights": step.elements * size},
+                microbatch=slot.microbatch,
+                chunk=slot.chunk,
+            )
+            for group in unit.groups
+            for step in group.gather(self.launches.context.mesh)
+        ]
+
+    def microstep(self, unit: Unit) -> bool:
+        """Returns whether gradients of a unit are reduced after every backward."""
+        return any(group.reduce_microstep(self.launches.context.mesh) for group in unit.groups)
+
+    def whole_grad_bytes(self, unit: Unit) -> float:
+        """Returns the bytes of gradients that live until their reduction ends."""
+        mesh = self.launches.context.mesh
+        elements = sum(g.elements for g in unit.groups if g.reduce_microstep(mesh))
+        return elements * self.launches.context.precision.bytes("grad")
+
+    def reduce_unit(self, unit: Unit, slot: Slot, *, final: bool) -> None:
+        """Reduces what may not stay partial; buckets the rest when this is the last micro-step."""
+        c = self.launches.context
+        freed = self.whole_grad_bytes(unit)
+        for group in unit.groups:
+            steps = group.reduce_microstep(c.mesh)
+            for step in steps:
+                share = group.elements * c.precision.bytes("grad")
+                self.reductions.append(
+                    self.launches.collective(
+                        step,
+                        c.precision.grad_reduce,
+                        c.precision.bytes("grad_reduce"),
+                        label=f"{unit.path} gradients",
+                        stream="reduce",
+                        delta_end={"gradients": -min(share, freed)} if step == steps[-1] else None,
+                        microbatch=slot.microbatch,
+                        chunk=slot.chunk,
+                    )
+                )
+        if not final:
+            return
+        self.pending.append(unit.groups)
+        if c.tree.runtime.overlap_grad:
+            self.flush(everything=False)
+
+    def flush(self, *, everything: bool) -> None:
+        """Launches the step's reduction of pending gradients in buckets."""
+        c = self.launches.context
+        runtime = c.tree.runtime
+        groups = merge(group for unit in self.pending for group in unit)
+        size = c.precision.bytes("grad_reduce")
+        data = sum(g.elements * size for g in groups if self._reduces_data(g))
+        limit = runtime.bucket_bytes or 0.0
+        if runtime.first_bucket_bytes is not None and not self.first_bucket_done:
+            limit = runtime.first_bucket_bytes
+        if not everything and (data < limit or not data):
+            return
+        self.first_bucket_done = True
+        self.pending = []
+        for group in groups:
+            for step in group.reduce_step(c.mesh):
+                self.reductions.append(
+                    self.launches.collective(
+                        step,
+                        c.precision.grad_reduce,
+                        size,
+                        label="gradients",
+                        stream="reduce",
+                        count=self._buckets(step, group.elements * size),
+                    )
+                )
+
+    def _buckets(self, step: Redistribution, num_bytes: float) -> int:
+        """In how many buckets a reduction runs; only data-parallel ones are bucketed."""
+        limit = self.launches.context.tree.runtime.bucket_bytes
+        if limit is None or family(step.axes[0]) != "data":
+            return 1
+        return max(1, ceil(num_bytes / limit - 1e-9))
+
+    def _reduces_data(self, group: WeightGroup) -> bool:
+        return any(
+            family(s.axes[0]) == "data" for s in group.reduce_step(self.launches.context.mesh)
+        )
+
+    def publish_before(self) -> None:
+        """With overlapped parameter gathering: last step's updated weights arrive per unit."""
+        c = self.launches.context
+        if not c.tree.runtime.overlap_param or c.optimizer == "none":
+            return
+        for unit in c.units():
+            handles = [
+                self._publish(step, unit.path)
+                for group in unit.groups
+                for step in group.publish(c.mesh)
+            ]
+            if handles:
+                self.ready[id(unit)] = handles
+
+    def publish_after(self, run: int) -> None:
+        """Without overlap: gathers the updated weights once the update is done."""
+        c = self.launches.context
+        if c.tree.runtime.overlap_param:
+            return
+        for group in merge(group for unit in c.units() for group in unit.groups):
+            for step in group.publish(c.mesh):
+                self._publish(step, "all", after=(run,))
+
+    def _publish(self, step: Redistribution, path: str, after: Sequence[int] = ()) -> int:
+        precision = self.launches.context.precision
+        return self.launches.collective(
+            step,
+            precision.weight,
+            precision.bytes("weight"),
+            label=f"{path} updated weights",
+            stream="gather",
+            after=after,
+        )
