@@ -133,7 +133,9 @@ def test_fp32_is_not_tf32_and_v100_has_its_own_rates():
 
 
 def test_attention_worked_numbers():
-    model = build_cost_model(cluster("h100-sxm"), replace(stack(), attention_kernel="flash3"))
+    model = build_cost_model(
+        cluster("h100-sxm"), replace(stack(), attention_kernel="flash3"), warm=False
+    )
     assert us(model, attention(4096), attention(8192)) == pytest.approx((275, 934), rel=0.03)
 
 
@@ -162,8 +164,8 @@ def test_attention_without_its_kernel_falls_back_and_says_so():
 
 def test_memory_bound_reaches_the_measured_bandwidth():
     model = build_cost_model(cluster("a100-sxm-80gb"), stack())
-    big = us(model, memory("residual", 4e9))[0]
-    assert 4e9 / (big * 1e-6) == pytest.approx(0.87 * 2039e9, rel=0.05)
+    big = us(model, memory("residual", 4e9))[0]  # 5 % below the stream benchmark within a step
+    assert 4e9 / (big * 1e-6) == pytest.approx(0.87 * 2039e9 / 1.05, rel=0.02)
     cached = us(model, memory("residual", 8e6))[0]
     assert cached < 8e6 / (0.87 * 2039e9) * 1e6 + 2.6
 
@@ -186,13 +188,22 @@ def test_backward_of_a_norm_is_slower_than_its_bytes():
 
 
 def test_optimizers():
-    model = build_cost_model(cluster("a100-sxm-80gb"), stack("megatron"))
+    model = build_cost_model(cluster("a100-sxm-80gb"), stack("megatron"), warm=False)
     fused = us(model, optimizer(1e9))[0]
     assert fused == pytest.approx(30e9 / (0.8 * 2039e9) * 1e6, rel=0.02)
-    foreach = build_cost_model(cluster("a100-sxm-80gb"), stack("fsdp"))
+    foreach = build_cost_model(cluster("a100-sxm-80gb"), stack("fsdp"), warm=False)
     assert 2.3 < us(foreach, optimizer(1e9))[0] / fused < 3.0
     loop = build_cost_model(cluster("a100-sxm-80gb"), replace(stack(), optimizer="loop"))
     assert loop.price([optimizer(1e9)]).kernels[0] == pytest.approx(200 * 12)
+
+
+def test_operators_within_a_step_are_slower_than_alone_beyond_their_floor():
+    big = memory("residual", 4e9)
+    alone = build_cost_model(cluster("h100-sxm"), stack(), warm=False).price([big])
+    step = build_cost_model(cluster("h100-sxm"), stack()).price([big])
+    assert step.latency_s[0] == alone.latency_s[0]
+    assert step.value_s[0] / alone.value_s[0] == pytest.approx(1.05, rel=1e-3)
+    assert "in a step" in step.formula[0]
 
 
 def test_an_unknown_operator_is_a_guess_and_never_free():

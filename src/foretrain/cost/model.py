@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer
+from foretrain.cost.calibration import load
 from foretrain.cost.compute import (
     attention,
     convolution,
@@ -95,14 +97,18 @@ class CostModel:
             else:
                 groups.setdefault(provider(event.op), []).append(event)
         for price, group in groups.items():
-            self._known.update(zip(group, price(group, self._machine), strict=True))
+            answers = price(group, self._machine)
+            if self._machine.warm:
+                answers = [_in_step(answer) for answer in answers]
+            self._known.update(zip(group, answers, strict=True))
 
 
 def build_cost_model(cluster: Cluster, stack: Stack, *, warm: bool = True) -> CostModel:
     """Returns the cost model of `cluster` with the kernels and host costs of `stack`.
 
-    `warm` counts what an operator reads as partly resident in L2, as it is within a step; switch it
-    off to compare with operator tables, which are measured with cold caches.
+    `warm` prices operators as they run within a step: with operands that are partly resident in
+    L2, and a few per cent slower than alone (step.toml). Switch it off to compare with tables of
+    isolated operators, which are measured with cold caches.
     """
     return CostModel(cluster, stack, warm=warm)
 
@@ -112,6 +118,17 @@ def provider(op: str) -> Provider:
     if op.startswith("ce_"):
         return memory_bound.price
     return PROVIDERS.get(op, roofline.price)
+
+
+def _in_step(answer: Answer) -> Answer:
+    """Returns the time within a step of an operator that was priced alone."""
+    factor = float(load("step")["compute"])
+    body = answer.value_s - answer.latency_s
+    return replace(
+        answer,
+        value_s=answer.latency_s + factor * body,
+        formula=f"{answer.formula}; x {factor:g} in a step",
+    )
 
 
 def _array(values: Sequence[float]) -> NDArray[np.float64]:
