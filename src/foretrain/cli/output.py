@@ -43,6 +43,8 @@ def check_target(target: str | None, option: str) -> None:
     if target is None or target == "-":
         return
     path = Path(target)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return
     folder = path.parent
     reason = ""
     if path.is_dir():
@@ -62,6 +64,9 @@ def json_text(value: dict[str, Any]) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file whole or not at all: into a temporary file beside it, then renamed."""
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
+        path.write_text(text, encoding="utf-8")
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
