@@ -11,10 +11,15 @@ from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Result
 from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, divisors
 from foretrain.strategy.plan import RECOMPUTE, Plan, Recompute
+from foretrain.strategy.presets import build_tree
+from foretrain.strategy.tree import Runtime
 
 #: Small steps of a device run below its peak mostly because of launches and waves of tiles; a
 #: larger micro-batch wins back at most about this share of the computation (docs/explain/costs.md).
 BATCH_EFFICIENCY = 0.15
+
+#: The kind of all changes that are no setting of the run.
+WHAT_IF = "what if"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +60,19 @@ def what_ifs(run: RunSpec, result: Result) -> list[Candidate]:
     """
     cluster, parts = run.cluster, result.time_parts
     found: list[Candidate] = []
-    exposed = _exposed(result, "tp", "cp", "ep", "pp", "dp")
+    inside = run.plan.tp * run.plan.cp <= cluster.devices_per_node
+    exposed = _exposed(result, "ep", "pp", "dp", *(() if inside else ("tp", "cp")))
     if cluster.nodes > 1 and exposed:
         faster = replace(cluster, nic_bandwidth=2 * cluster.nic_bandwidth)
         title = f"what if the NICs were twice as fast ({faster.text})"
         changed = replace(run, cluster=faster)
-        found.append(Candidate(kind="what if", title=title, run=changed, saves_s=exposed / 2))
+        found.append(Candidate(kind=WHAT_IF, title=title, run=changed, saves_s=exposed / 2))
     peaks = {dtype: 1.1 * peak for dtype, peak in cluster.device.peak_flops.items()}
     device = replace(cluster.device, peak_flops=peaks)
     title = f"what if {device.name} had 10 % more FLOP/s"
     changed = replace(run, cluster=replace(cluster, device=device))
     saves = (1 - 1 / 1.1) * (parts.compute + parts.recompute)
-    found.append(Candidate(kind="what if", title=title, run=changed, saves_s=saves))
+    found.append(Candidate(kind=WHAT_IF, title=title, run=changed, saves_s=saves))
     return found
 
 
@@ -102,6 +108,16 @@ def _share(result: Result, *words: str) -> float:
     memory = result.memory
     held = sum(v for k, v in memory.parts_bytes.items() if any(word in k for word in words))
     return held / memory.device_used_bytes if memory.device_used_bytes else 0.0
+
+
+def _grows(run: RunSpec, result: Result, *more: str) -> float:
+    """Returns the share of memory that doubles when half as many ranks share a model's parts.
+
+    What ZeRO shards over data-parallel ranks does not grow: there are twice as many of these.
+    """
+    sharded = run.plan.zero or 0
+    words = [w for stage, w in ((3, "weight"), (2, "grad"), (1, "optimizer")) if sharded < stage]
+    return _share(result, *words, *more)
 
 
 def _recompute(run: RunSpec, result: Result) -> list[Candidate]:
@@ -179,6 +195,8 @@ def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
         if tp < 1:
             continue
         up = tp > plan.tp
+        if up and result.fits and tp > run.cluster.devices_per_node:
+            continue  # leaving the node makes every layer wait for the NICs
         title = f"tp {plan.tp} -> {tp}"
         if plan.tp * plan.pp * plan.cp * (plan.dp or 1) != tp * plan.pp * plan.cp:
             title += f" (dp {plan.dp} -> {_dp(run, tp * plan.pp)})"
@@ -194,7 +212,7 @@ def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, **changes, dp=None),
                 changes=_paths(changes, run),
                 saves_s=saves,
-                frees=0.45 if up else -0.9,
+                frees=0.45 if up else -_grows(run, result, "activation", "logit"),
             )
         )
     return found
@@ -221,9 +239,7 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, **changes, dp=None),
                 changes=_paths(changes, run),
                 saves_s=saves,
-                frees=0.45 * _share(result, "weight", "grad", "master", "moment", "optimizer")
-                if up
-                else -0.5,
+                frees=0.45 * _grows(run, result) if up else -_grows(run, result),
             )
         )
     return found
@@ -243,13 +259,14 @@ def _switches(run: RunSpec, result: Result) -> list[Candidate]:
                 frees=0.4 * _share(result, "activation"),
             )
         )
+    runtime = _runtime(run)
     for word, axis, text in (
         ("grad", "dp", "gradient reduction"),
         ("param", "dp", "weight gathering"),
         ("tp", "tp", "tp communication"),
         ("p2p", "pp", "pipeline transfers"),
     ):
-        if getattr(plan.overlap, word) or not _exposed(result, axis):
+        if getattr(runtime, f"overlap_{word}") or not _exposed(result, axis):
             continue
         overlap = replace(plan.overlap, **{word: True})
         found.append(
@@ -262,6 +279,16 @@ def _switches(run: RunSpec, result: Result) -> list[Candidate]:
             )
         )
     return found
+
+
+def _runtime(run: RunSpec) -> Runtime:
+    """Returns what already overlaps, the defaults of preset and stack included."""
+    world, dp = run.cluster.world_size, run.plan.dp or 1
+    accumulation = run.training.accumulation(dp)
+    tree = build_tree(
+        run.plan, run.model, world_size=world, accumulation=accumulation, stack=run.stack
+    )
+    return tree.runtime
 
 
 def _interleave(run: RunSpec, result: Result) -> list[Candidate]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.analysis.candidates import Candidate, candidates, what_ifs
+from foretrain.analysis.candidates import WHAT_IF, Candidate, candidates, what_ifs
 from foretrain.analysis.lever import Lever
 from foretrain.errors import ForetrainError
 from foretrain.predict import predict as predict_run
@@ -29,7 +29,8 @@ LARGEST_LOSS = 0.2
 #: it plays. The budget is about 1.5 s on one core of 2020; a count and no clock, so that the same
 #: run always gets the same levers.
 FIXED_WORK = 2_500
-BUDGET = 40_000
+BUDGET = 30_000
+RESERVE = 8_000  # kept for what-ifs and memory
 #: Steps with more entries than this are shortened.
 LONG_STEP = 1_500
 
@@ -41,15 +42,18 @@ def find_levers(
 ) -> tuple[Lever, ...]:
     """Returns up to three changes of `run`, the most helpful first.
 
-    Where the run fits: the largest gains in throughput among changes that still fit, then changes
-    that free memory. Where it does not: changes that make it fit, fastest first, then those that
-    come closest. At most one is a what-if of hardware. Each kind of change appears once.
+    Where the run fits: the largest gains in throughput among settings that still fit, then one
+    what-if of the hardware, then settings that free memory. Where it does not: settings that make
+    it fit, fastest first, then those that come closest. Each kind of change appears once.
     """
     search = _Search.start(run, result, predict)
     options = candidates(run, result) if run.plan.tree is None else []
     if result.fits:
-        wishes = what_ifs(run, result)
-        search.try_all(sorted(_could_gain(options + wishes, result), key=lambda c: -c.saves_s))
+        gaining = sorted(_could_gain(options, result), key=lambda c: -c.saves_s)
+        search.try_all(gaining, reserve=RESERVE)
+        if len(_gaining(search.levers)) < NUM_LEVERS:
+            wishes = _could_gain(what_ifs(run, result), result)
+            search.try_all(sorted(wishes, key=lambda c: -c.saves_s))
         if len(_gaining(search.levers)) < NUM_LEVERS:
             rest = [c for c in options if c.frees > LEAST_FREED and c not in search.tried]
             search.try_all(sorted(rest, key=lambda c: -c.frees))
@@ -99,14 +103,14 @@ class _Search:
             levers=[],
         )
 
-    def try_all(self, options: Sequence[Candidate]) -> None:
-        """Predicts options in order until the work is spent."""
+    def try_all(self, options: Sequence[Candidate], reserve: float = 0.0) -> None:
+        """Predicts options in order until the work is spent but for `reserve`."""
         for candidate in options:
             short = self._short(candidate.run)
             if short is not None and not self.corrected:
                 self._correct()
             work = self._work(short or candidate.run)
-            if work > self.work_left:
+            if work > self.work_left - reserve:
                 continue
             self.work_left -= work
             self.tried.append(candidate)
@@ -186,11 +190,11 @@ def _repeated_s(rank_class: ClassResult, *, sharded: bool) -> float:
 
 def _gaining(levers: Sequence[tuple[Candidate, Lever]]) -> list[tuple[Candidate, Lever]]:
     found = [(c, v) for c, v in levers if v.fits_after and v.gain > LEAST_GAIN]
-    return sorted(found, key=lambda pair: -pair[1].gain)
+    return sorted(found, key=lambda pair: (pair[0].kind == WHAT_IF, -pair[1].gain))
 
 
 def _ranked(levers: Sequence[tuple[Candidate, Lever]], *, fits: bool) -> tuple[Lever, ...]:
-    """Returns the best lever of every kind, in order of use, at most one of them a what-if."""
+    """Returns the best lever of every kind, in order of use."""
     if fits:
         freeing = [
             (c, v)

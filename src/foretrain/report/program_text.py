@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from itertools import groupby
 
+from foretrain.errors import InputError, Problem
 from foretrain.program import Comm, ComputeEvent, Entry, Event, Item, Program, RankClass, Run
+from foretrain.report.patterns import label_names, matches
 from foretrain.report.words import gib, rank_ranges
 from foretrain.units import format_count
 
@@ -16,6 +17,9 @@ def program_text(program: Program, what: str | None = None) -> str:
 
     `what` keeps only what it names: a rank class ("stage 1"), or a pattern of labels
     ("layers.*.mlp", "*reduce*"); a name also keeps what lies below it.
+
+    Raises:
+        InputError: nothing has the name `what`.
     """
     classes = [rc for rc in program.classes if what is not None and matches(rc.name, what)]
     pattern = None if classes else what
@@ -24,6 +28,10 @@ def program_text(program: Program, what: str | None = None) -> str:
     shown = [s for s in segments if _segment_items(program, s, pattern)]
     entries = [(rc, _class_entries(program, rc, pattern)) for rc in kept]
     events = _events(program, shown, pattern, [e for _, pairs in entries for _, e in pairs])
+    if pattern is not None:
+        entries = [(rc, pairs) for rc, pairs in entries if pairs]
+        if not entries and not shown:
+            raise _nothing(program, pattern)
     mesh = " x ".join(
         f"{a} {n}" for a, n in zip(program.mesh.axes, program.mesh.sizes, strict=True)
     )
@@ -41,11 +49,6 @@ def program_text(program: Program, what: str | None = None) -> str:
         lines += ["", *_class_head(rank_class)]
         lines += [f"  {i}  {_entry(entry)}" for i, entry in pairs]
     return "\n".join(lines) + "\n"
-
-
-def matches(label: str, what: str) -> bool:
-    """Returns whether `what` names the label: the same text, a pattern, or a path above it."""
-    return fnmatchcase(label, what) or fnmatchcase(label, f"{what}.*")
 
 
 def event_text(event: Event) -> str:
@@ -66,11 +69,11 @@ def _segments(entry: Entry) -> tuple[int, ...]:
 
 def _segment_items(program: Program, s: int, pattern: str | None) -> list[tuple[int, Item]]:
     segment = program.segments[s]
-    whole = pattern is None or matches(segment.name, pattern)
+    path = segment.name.split(" ")[0]
     return [
         (i, item)
         for i, item in enumerate(segment.items)
-        if whole or matches(item.label, pattern or "")
+        if pattern is None or matches(item.label, pattern, path=path)
     ]
 
 
@@ -98,6 +101,21 @@ def _events(
     used = {item.event for s in segments for _, item in _segment_items(program, s, pattern)}
     used |= {entry.event for entry in entries if isinstance(entry, Comm)}
     return sorted(used)
+
+
+def _nothing(program: Program, what: str) -> InputError:
+    names = [rank_class.name for rank_class in program.classes[:2]]
+    for segment in program.segments[:2]:
+        path = segment.name.split(" ")[0]
+        names += [label_names(item.label, path)[-1] for item in segment.items[:2]]
+    return InputError(
+        Problem(
+            what="nothing in the program has this name or pattern",
+            where="WHAT",
+            value=what,
+            way_out=f"names look like {', '.join(repr(name) for name in names)}",
+        )
+    )
 
 
 def _item(item: Item) -> str:
