@@ -59,7 +59,10 @@ BAD_FILES = {
     "a list": ("- model\n", "holds a list"),
     "a text": ("hello", "holds a str"),
     "a tab": ("plan:\n\ttp: 4\n", ":2:1: a tab character, which YAML does not allow here"),
-    "a key twice": ("plan:\n  tp: 1\n  pp: 2\n  tp: 4\n", ":4: plan.tp: given twice, first on line 2"),
+    "a key twice": (
+        "plan:\n  tp: 1\n  pp: 2\n  tp: 4\n",
+        ":4: plan.tp: given twice, first on line 2",
+    ),
     "an open bracket": ("plan: [1, 2\n", "not valid YAML"),
     "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
     "an unknown tag": ("a: !!python/object:os.system x\n", "not valid YAML"),
