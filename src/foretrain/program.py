@@ -16,6 +16,7 @@ flat (every rank, every item).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -178,18 +179,25 @@ class Program:
 
     def event_counts(self) -> dict[int, int]:
         """Returns how often each event happens in one step of one rank of every class."""
-        counts: dict[int, int] = {}
-        uses = [self._segment_events(segment) for segment in self.segments]
-        for rank_class in self.classes:
-            for entry in rank_class.entries:
-                if isinstance(entry, Comm):
-                    counts[entry.event] = counts.get(entry.event, 0) + 1
-                    continue
-                for segment in entry.segments:
-                    for event in uses[segment]:
-                        counts[event] = counts.get(event, 0) + 1
-        return counts
+        total: Counter[int] = Counter()
+        for index in range(len(self.classes)):
+            total.update(self.class_counts(index))
+        return dict(total)
 
-    @staticmethod
-    def _segment_events(segment: Segment) -> tuple[int, ...]:
-        return tuple(item.event for item in segment.items)
+    def class_counts(self, index: int) -> dict[int, int]:
+        """Returns how often each event happens in one step of one rank of one class."""
+        counts: Counter[int] = Counter()
+        chains: Counter[tuple[int, ...]] = Counter()
+        for entry in self.classes[index].entries:
+            if isinstance(entry, Comm):
+                counts[entry.event] += 1
+            else:
+                chains[entry.segments] += 1
+        segments: Counter[int] = Counter()
+        for chain, times in chains.items():
+            for segment in chain:
+                segments[segment] += times
+        for segment, times in segments.items():
+            for item in self.segments[segment].items:
+                counts[item.event] += times
+        return dict(counts)

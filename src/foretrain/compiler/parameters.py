@@ -80,6 +80,8 @@ class Unit:
     groups: tuple[WeightGroup, ...]
     tied: int
     reshard: bool
+    microstep: bool  # gradients are reduced after every backward, not only once per step
+    microstep_elements: int  # of which so many on one rank before their reduction
 
     def elements(self) -> int:
         """Returns the trained elements on one rank before flat sharding."""
@@ -112,11 +114,15 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
             master=use.master,
         )
         groups[signature] = groups.get(signature, 0) + elements
+    weights = tuple(WeightGroup(signature=s, elements=n) for s, n in groups.items())
+    reduced = [group for group in weights if group.reduce_microstep(mesh)]
     return Unit(
         path=lowered.path,
-        groups=tuple(WeightGroup(signature=s, elements=n) for s, n in groups.items()),
+        groups=weights,
         tied=tied,
         reshard=lowered.reshard,
+        microstep=bool(reduced),
+        microstep_elements=sum(group.elements for group in reduced),
     )
 
 

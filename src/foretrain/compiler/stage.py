@@ -87,6 +87,7 @@ class _Writer:
     launches: LaunchList
     weights: WeightTraffic
     blocking_sends: list[int] = field(default_factory=list[int])
+    routes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @property
     def context(self) -> StageContext:
@@ -130,30 +131,37 @@ class _Writer:
             handles.append(self._whole_boundary(slot, handles[0]))
         return handles
 
-    def _transfer(self, slot: Slot, edge: int, *, receive: bool, after: int | None = None) -> int:
-        """Writes one side of a transfer between stages."""
+    def _route_event(self, source: int, target: int) -> CommEvent:
+        """The transfer from one stage to another; all ranks of a node send at the same time."""
         c = self.context
-        pp = c.tree.schedule.pp
-        forward = slot.phase == "F"
-        source, target = (edge % pp, (edge + 1) % pp) if forward else ((edge + 1) % pp, edge % pp)
         stride = c.mesh.stride("pp")
         ranks = (source * stride, target * stride)
         per_node = c.groups.devices_per_node
         crossing = ranks[0] // per_node != ranks[1] // per_node
         same_stage = min(stride, per_node) if c.mesh.axes[0] == "pp" else 1
-        event = CommEvent(
+        return CommEvent(
             collective="send_recv",
             bytes=c.boundary,
             dtype=c.precision.compute,
             ranks=ranks,
             sharers=same_stage if crossing else 1,
         )
+
+    def _transfer(self, slot: Slot, edge: int, *, receive: bool, after: int | None = None) -> int:
+        """Writes one side of a transfer between stages."""
+        c = self.context
+        pp = c.tree.schedule.pp
+        forward = slot.phase == "F"
+        ends = (edge % pp, (edge + 1) % pp)
+        route = ends if forward else (ends[1], ends[0])
+        if route not in self.routes:
+            self.routes[route] = self.launches.event(self._route_event(*route))
         part = "activations" if forward else "temporary"
         word = "recv" if receive else "send"
         return self.launches.add(
             Comm(
                 label=f"{word} {'activation' if forward else 'gradient'}",
-                event=self.launches.event(event),
+                event=self.routes[route],
                 stream=f"pp {word} {'forward' if forward else 'backward'}",
                 category="pp",
                 axes=("pp",),
@@ -202,7 +210,7 @@ class _Writer:
     def _backward(self, slot: Slot, waits: list[int], synced: bool, final: bool) -> int:
         c = self.context
         chunk = c.chunks[slot.chunk]
-        micro = any(self.weights.microstep(instance.unit) for instance in chunk)
+        micro = any(instance.unit.microstep for instance in chunk)
         bucketed = final and c.tree.runtime.overlap_grad
         if not micro and not bucketed and not any(i.unit.gathered for i in chunk):
             segments = [instance.backward for instance in reversed(chunk)]
@@ -259,7 +267,7 @@ class _Writer:
         if key in self.weights.gathered and (not forward or instance.unit.reshard):
             del self.weights.gathered[key]
             delta["gathered weights"] = -self.weights.gathered_bytes(instance.unit)
-        if not forward and self.weights.microstep(instance.unit):
+        if not forward and instance.unit.microstep:
             delta["gradients"] = self.weights.whole_grad_bytes(instance.unit)
         return self.launches.add(
             Run(

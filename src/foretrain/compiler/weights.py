@@ -62,15 +62,9 @@ class WeightTraffic:
             for step in group.gather(self.launches.context.mesh)
         ]
 
-    def microstep(self, unit: Unit) -> bool:
-        """Returns whether gradients of a unit are reduced after every backward."""
-        return any(group.reduce_microstep(self.launches.context.mesh) for group in unit.groups)
-
     def whole_grad_bytes(self, unit: Unit) -> float:
         """Returns the bytes of gradients that live until their reduction ends."""
-        mesh = self.launches.context.mesh
-        elements = sum(g.elements for g in unit.groups if g.reduce_microstep(mesh))
-        return elements * self.launches.context.precision.bytes("grad")
+        return unit.microstep_elements * self.launches.context.precision.bytes("grad")
 
     def reduce_unit(self, unit: Unit, slot: Slot, *, final: bool) -> None:
         """Reduces what may not stay partial; buckets the rest when this is the last micro-step."""

@@ -110,6 +110,7 @@ class _Expander:
         self.joined: dict[tuple[object, ...], int] = {}
         self.streams: dict[tuple[int, str], int] = {}
         self.links: dict[tuple[int, str], int] = {}
+        self.debt: dict[int, float] = {}
 
     def build(self) -> Expanded:
         """Returns the expanded program."""
@@ -142,14 +143,24 @@ class _Expander:
     def host(
         self, device: int, entry: int, seconds: float, preds: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Returns the host task before a launch as predecessors; nothing when it costs nothing."""
-        if seconds <= 0.0 and not preds:
+        """Returns the host task before a launch as predecessors; nothing when it costs nothing.
+
+        Host time that follows a launch (`debt`) is paid by the next host task, or by one of its
+        own when that one has to wait for something first.
+        """
+        debt = self.debt.pop(device, 0.0)
+        if debt > 0.0 and preds:
+            self._host_task(device, entry, debt, ())
+            debt = 0.0
+        if seconds + debt <= 0.0 and not preds:
             return ()
+        return (self._host_task(device, entry, seconds + debt, preds),)
+
+    def _host_task(self, device: int, entry: int, seconds: float, preds: tuple[int, ...]) -> int:
         info = TaskInfo(device=device, entry=entry, stream="host", category="host", label="launch")
-        task = self.task(
+        return self.task(
             info, kind=HOST, streams=(self.stream(device, "host"),), work_s=seconds, preds=preds
         )
-        return (task,)
 
     # -- entries ---------------------------------------------------------------------------
 
@@ -177,9 +188,7 @@ class _Expander:
         macro = self.segments.chain(run.segments)
         synced = after if run.host_sync else ()
         launched = self.host(device, i, macro.lead, synced)
-        rest = macro.host - macro.lead
-        if rest > 0.0:
-            self.host(device, i, rest, ())
+        self.debt[device] = self.debt.get(device, 0.0) + macro.host - macro.lead
         info = TaskInfo(
             device=device,
             entry=i,
@@ -279,8 +288,9 @@ class _Expander:
         after: tuple[int, ...],
         computed: tuple[int, ...],
     ) -> int:
-        launched = self.host(device, i, self.times.host[comm.event], ())
-        preds = (*launched, *after, *(() if comm.posted else computed))
+        # its launch holds up what the host launches next, not the communication itself
+        self.debt[device] = self.debt.get(device, 0.0) + self.times.host[comm.event]
+        preds = (*after, *(() if comm.posted else computed))
         key: tuple[object, ...] | None = None
         if comm.key is not None:
             key = (comm.key, self._rest(rank, comm.axes))

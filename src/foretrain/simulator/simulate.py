@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
@@ -161,7 +161,7 @@ def step_band(
     share of it that is exposed.
     """
     step = simulated.step_s
-    counts = _class_counts(program, simulated.last_class)
+    counts = program.class_counts(simulated.last_class)
     exposed = sum(simulated.classes[simulated.last_class].parts.exposed_communication.values())
     seconds = {i: n * float(prices.value_s[i]) for i, n in counts.items()}
     comm = sum(s for i, s in seconds.items() if prices.family[i] in COMM_FAMILIES)
@@ -183,19 +183,3 @@ def step_band(
 
 
 COMM_FAMILIES = frozenset({"scaleup", "pcie", "nic", "network"})
-
-
-def _class_counts(program: Program, index: int) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    uses: dict[int, Sequence[int]] = {
-        i: [item.event for item in segment.items] for i, segment in enumerate(program.segments)
-    }
-    for entry in program.classes[index].entries:
-        events: Sequence[int]
-        if isinstance(entry, Run):
-            events = [event for segment in entry.segments for event in uses[segment]]
-        else:
-            events = (entry.event,)
-        for event in events:
-            counts[event] = counts.get(event, 0) + 1
-    return counts
