@@ -25,7 +25,6 @@ from foretrain.compiler.placements import (
     Redistribution,
     family,
     layout,
-    local_elements,
     redistribute,
     wire_elements,
 )
@@ -372,11 +371,6 @@ def analytic_volume(case: Case) -> float:
     return total
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_Walk._shrink scatters a dim before the free slices of later dims, and moves (all-to-"
-    "all) before later reduce-scatters: more is sent than the cheapest order needs",
-)
 @settings(max_examples=300)
 @given(independent_cases())
 def test_volume_of_independent_axes_is_the_analytic_one(case: Case) -> None:

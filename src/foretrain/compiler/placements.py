@@ -151,32 +151,41 @@ class _Walk:
         return goal[len(now) :] if goal[: len(now)] == now else []
 
     def _shrink(self) -> None:
-        while True:
-            grown = [self._grow(dim) for dim in sorted(self.goal)]
-            if not any(grown):
-                return
+        """Grows dims as far as they go: free slices first, then reductions, then moves."""
+        kinds = (self._slice, self._scatter, self._move)
+        while any(kind(dim) for kind in kinds for dim in sorted(self.goal)):
+            pass
 
-    def _grow(self, dim: str) -> bool:
-        """Extends `dim` by its next wanted axis or axes; True when something changed."""
+    def _holder(self, axis: str) -> str | None:
+        return next((dim for dim, axes in self.now.items() if axis in axes), None)
+
+    def _slice(self, dim: str) -> bool:
+        """Splits `dim` along a replicated axis: every rank keeps its part."""
         todo = self._next_axes(dim)
-        if not todo:
+        if not todo or todo[0] in self.partial or self._holder(todo[0]) is not None:
             return False
-        run = self._partial_run(todo)
-        if run:
-            self._emit("reduce_scatter", run, self._local())
-            self.partial -= set(run)
-            self.now.setdefault(dim, []).extend(run)
-            return True
-        axis = todo[0]
-        holder = next((d for d, axes in self.now.items() if axis in axes), None)
-        if holder is None:  # replicated: a free slice
-            self.now.setdefault(dim, []).append(axis)
-            return True
-        if self.now[holder][-1] != axis or holder == dim:
+        self.now.setdefault(dim, []).append(todo[0])
+        return True
+
+    def _scatter(self, dim: str) -> bool:
+        """Reduces partial sums into shards of `dim`, one group per family of axes."""
+        run = self._partial_run(self._next_axes(dim))
+        if not run:
             return False
-        self._emit("all_to_all", (axis,), self._local())
+        self._emit("reduce_scatter", run, self._local())
+        self.partial -= set(run)
+        self.now.setdefault(dim, []).extend(run)
+        return True
+
+    def _move(self, dim: str) -> bool:
+        """Moves the innermost axis of another dim to `dim`."""
+        todo = self._next_axes(dim)
+        holder = self._holder(todo[0]) if todo else None
+        if holder is None or holder == dim or self.now[holder][-1] != todo[0]:
+            return False
+        self._emit("all_to_all", (todo[0],), self._local())
         self.now[holder].pop()
-        self.now.setdefault(dim, []).append(axis)
+        self.now.setdefault(dim, []).append(todo[0])
         return True
 
     def _partial_run(self, todo: Sequence[str]) -> list[str]:

@@ -28,5 +28,6 @@ def model_flops_per_sample(spec: ModelSpec, sequence: int, causal_half: bool = T
     mlp = 2 * spec.hidden * spec.ffn * (3 if spec.gated else 2)
     visible = attention_density(sequence, spec.window) if causal_half else 1.0
     attention = 4 * sequence * heads * visible
-    per_token = spec.layers * (projections + mlp + attention) + 2 * spec.hidden * spec.vocab
+    vocab = spec.vocab_unpadded or spec.vocab  # padding rows are no part of the model
+    per_token = spec.layers * (projections + mlp + attention) + 2 * spec.hidden * vocab
     return 3.0 * per_token * sequence

@@ -40,5 +40,6 @@ class ModelSpec:
     attention_dropout: float = 0.0
     window: int | None = None
     num_parameters: int | None = None
+    vocab_unpadded: int | None = None  # the model's own vocabulary when `vocab` was padded
     source: str = ""
     assumed: tuple[str, ...] = ()  # defaults taken for what the user left out

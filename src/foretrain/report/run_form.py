@@ -29,16 +29,17 @@ def run_form(run: RunSpec) -> dict[str, Any]:
 
 
 #: Fields of a ModelSpec that say something about the shape instead of being part of it.
-ABOUT = ("source", "num_parameters", "assumed")
+ABOUT = ("source", "num_parameters", "assumed", "vocab_unpadded")
 
 
 def _model(model: ModelSpec) -> dict[str, Any]:
     """The whole shape; where it comes from and what was assumed is not part of it."""
-    return {
+    form = {
         name: value
         for name, value in asdict(model).items()
         if value is not None and name not in ABOUT
     }
+    return form | {"vocab": model.vocab_unpadded or model.vocab}
 
 
 def _training(training: Training) -> dict[str, Any]:

@@ -78,15 +78,16 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
 
 def pad_vocabulary(spec: ModelSpec, plan: Plan) -> tuple[ModelSpec, list[str]]:
     """Returns the model as the preset's framework builds it, with a line when rows were added."""
+    own = spec.vocab_unpadded or spec.vocab
     unit = VOCAB_MULTIPLE * plan.tp
-    padded = -(-spec.vocab // unit) * unit
-    if plan.preset not in PADDING_PRESETS or padded == spec.vocab:
-        return spec, []
+    padded = -(-own // unit) * unit
+    if plan.preset not in PADDING_PRESETS or padded == own:
+        return replace(spec, vocab=own), []
     line = (
-        f"vocabulary padded from {spec.vocab} to {padded} (a multiple of {VOCAB_MULTIPLE} x tp "
+        f"vocabulary padded from {own} to {padded} (a multiple of {VOCAB_MULTIPLE} x tp "
         f"{plan.tp}, as preset {plan.preset} does)"
     )
-    return replace(spec, vocab=padded), [line]
+    return replace(spec, vocab=padded, vocab_unpadded=own), [line]
 
 
 def plan_warnings(spec: ModelSpec, plan: Plan, *, sequence: int, microbatches: int) -> list[str]:

@@ -9,7 +9,7 @@
 
 The second term of t_c is the longest row of one head, which cannot be split. Backward recomputes
 the scores: 2.5 / rho times the forward time. Constants: catalog/calibration/attention.toml by
-device and kernel family. Explained in docs/explain/compute.md.
+device and kernel family. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations

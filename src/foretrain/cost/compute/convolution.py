@@ -5,7 +5,7 @@
     T = t0 + max(F / (P e), D / (B e_d)),   e = e0 / (1 + a/C_in) / (1 + b/C_out)
 
 Effective efficiencies above 1 are Winograd's: F counts the FLOP of the direct method. Constants:
-catalog/calibration/convolution.toml. Explained in docs/explain/compute.md.
+catalog/calibration/convolution.toml. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Per sample and table, in sectors of 32 bytes, with L lookups of D columns from E
     T      = phi max((fixed + weight (1 - hit)) / B_dram, (fixed + weight) / B_L2) B tables
 
 Backward moves its bytes at 0.55 of the DRAM bandwidth. Constants:
-catalog/calibration/embedding.toml. Explained in docs/explain/compute.md.
+catalog/calibration/embedding.toml. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations

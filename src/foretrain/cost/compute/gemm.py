@@ -12,7 +12,7 @@ A kernel computes b products of M x K by K x N in tiles of tm x tn on the SMs:
     t   = max(t_c, t_m) (1 + (min/max)**4 / 4) + [s>1] sigma
     T   = t0 + min over tiles and splits of t
 
-Constants: catalog/calibration/gemm.toml. Explained in docs/explain/compute.md.
+Constants: catalog/calibration/gemm.toml. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations

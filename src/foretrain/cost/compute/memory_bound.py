@@ -5,7 +5,7 @@
 D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
 (`Stack.eager_bytes`). Backward kernels of norms and embeddings reach a smaller share of the
 bandwidth ([backward] of the file). Constants: catalog/calibration/memory.toml. Explained in
-docs/explain/compute.md.
+docs/explain/costs.md.
 """
 
 from __future__ import annotations

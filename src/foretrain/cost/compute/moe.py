@@ -9,7 +9,7 @@ R tokens reach this rank (tokens topk / ep, times the load of the busiest rank),
     T   = t0 + max(t_c, t_m) + overlap loss min(t_c, t_m)
 
 Backward does the same twice. Constants: catalog/calibration/moe.toml. Explained in
-docs/explain/compute.md.
+docs/explain/costs.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A fused Adam with fp32 master and gradients moves 30 bytes per parameter; a `foreach` one makes
 about ten passes over the same tensors; a per-tensor loop launches a dozen kernels per tensor.
 The event's bytes are those of the fused kernel. Constants: [optimizer] of
-catalog/calibration/memory.toml. Explained in docs/explain/compute.md.
+catalog/calibration/memory.toml. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
