@@ -147,7 +147,7 @@ def flat_times(
         latency=latency,
         host_s=host_s,
         link=link,
-        overlap={kind: (press, slowed) for kind in kinds},
+        overlap=dict.fromkeys(kinds, (press, slowed)),
         fluid=not plain,
     )
 
