@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.simulator import fluid
+from foretrain.simulator.fairness import fair_rates
 from foretrain.simulator.reference import dependents, longest_path, play
 from foretrain.simulator.tasks import COMM, COMPUTE, HOST, Played, TaskGraph
 
@@ -47,6 +48,23 @@ def programs(draw: st.DrawFn, *, contended: bool = True) -> TaskGraph:
             slowed=draw(FACTORS) if active else 0.0,
             links=tuple(links.items()),
             label=f"t{task}",
+        )
+    return graph
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> TaskGraph:
+    """Transfers that meet on few links at few moments: components of links grow and fall apart."""
+    graph = TaskGraph()
+    for task in range(draw(st.integers(2, 9))):
+        links = draw(st.dictionaries(st.integers(0, 3), FRACTIONS, min_size=1, max_size=2))
+        graph.add_task(
+            kind=COMM,
+            streams=(),
+            latency_s=draw(st.sampled_from([0.0, 0.0, 0.5, 2.0])),
+            work_s=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            preds=(draw(st.integers(0, task - 1)),) if task > 5 else (),
+            links=tuple(links.items()),
         )
     return graph
 
@@ -124,6 +142,22 @@ def check_schedule(graph: TaskGraph, played: Played) -> None:
 @given(programs())
 def test_every_rate_integrates_to_the_work(graph: TaskGraph) -> None:
     check_schedule(graph, play(graph))
+
+
+@given(crowds())
+def test_crowded_links_share_max_min_at_every_moment(graph: TaskGraph) -> None:
+    check_schedule(graph, play(graph))
+
+
+@given(crowds())
+def test_progressive_filling_is_max_min_and_fills_no_link_twice(graph: TaskGraph) -> None:
+    uses = graph.links
+    rates = fair_rates(uses)
+    exact = water_fill({task: dict(links) for task, links in enumerate(uses)})
+    assert rates == pytest.approx([exact[task] for task in range(len(uses))], rel=1e-12)
+    for link in range(4):
+        load = sum(rate * dict(on).get(link, 0.0) for rate, on in zip(rates, uses, strict=True))
+        assert load <= 1.0 + 1e-9
 
 
 @given(programs(contended=False))

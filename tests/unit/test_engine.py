@@ -140,6 +140,14 @@ def test_the_largest_press_counts_and_other_devices_do_not() -> None:
     assert play(graph).finish_s[0] == pytest.approx(2.0)
 
 
+def test_work_on_two_devices_feels_the_heavier_one() -> None:
+    graph = side_by_side(press=0.25, slowed=0.0, work_s=(0.0, 10.0))
+    heavy, compute = graph.add_stream(1), graph.add_stream(1)
+    graph.add_task(kind=COMM, streams=(heavy,), work_s=10.0, press=1.0)
+    task = graph.add_task(kind=COMPUTE, streams=(0, compute), work_s=1.0)
+    assert play(graph).finish_s[task] == pytest.approx(2.0)
+
+
 def test_latency_is_not_stretched_but_presses() -> None:
     graph = TaskGraph()
     compute, network = graph.add_stream(0), graph.add_stream(0)
