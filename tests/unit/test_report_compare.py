@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from foretrain.report.compare import render_comparison, run_differences
 from foretrain.simulator.result import Band
 from report_sample import sample_memory, sample_result, sample_run
@@ -46,3 +48,10 @@ def test_equal_runs_are_called_equal():
 def test_differences_name_the_field_and_every_value():
     rows = run_differences([sample_run(), sample_run(zero=1), sample_run()])
     assert rows == [["plan.zero", "0", "1", "0"]]
+
+
+def test_different_models_are_told_apart_by_name():
+    other = sample_run()
+    other = replace(other, model=replace(other.model, name="gpt-other", layers=8))
+    rows = run_differences([sample_run(), other])
+    assert rows == [["model.name", "gpt-tiny", "gpt-other"]]

@@ -137,7 +137,10 @@ def test_the_report_is_plain_ascii_and_deterministic():
 
 def test_stages_are_listed_only_with_a_pipeline():
     result = sample_result()
-    assert "Stages" in render(result, sample_run())
+    stages = section(render(result, sample_run()), "Stages")
+    assert stages[2].split() == [
+        "stage", "0", "0-1", "55.6", "ms", "14.8", "ms", "18.5", "ms", "11.1", "ms", "58.3", "GiB",
+    ]  # fmt: skip
     single = sample_result(classes=result.classes[:1], last_class=0)
     text = render(single, sample_run())
     assert "Stages" not in text

@@ -43,9 +43,14 @@ def render_comparison(items: Sequence[Compared]) -> str:
 
 
 def run_differences(runs: Sequence[RunSpec]) -> list[list[str]]:
-    """Returns one row per field that differs: its dotted path and its value in every run."""
+    """Returns one row per field that differs: its dotted path and its value in every run.
+
+    Of models with different names only the names: their shapes differ in nearly everything.
+    """
     flat = [_flatten(run_form(run), "") for run in runs]
     keys = list(dict.fromkeys(key for fields in flat for key in fields))
+    if len({run.model.name for run in runs}) > 1:
+        keys = [key for key in keys if key == "model.name" or not key.startswith("model.")]
     rows: list[list[str]] = []
     for key in keys:
         values = [_word(fields.get(key)) for fields in flat]

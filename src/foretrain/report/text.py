@@ -194,20 +194,23 @@ def _memory_section(result: Result) -> list[str]:
 def _stage_section(result: Result) -> list[str]:
     if len(result.classes) < 2:
         return []
-    head = ("", "ranks", "busy", "exposed", "idle", "bubble", "peak allocated")
-    rows = [
-        (
-            rank_class.name,
-            rank_ranges(rank_class.ranks),
-            format_seconds(rank_class.busy_s),
-            format_seconds(rank_class.exposed_s),
-            format_seconds(rank_class.idle_s),
-            format_seconds(rank_class.bubble_s),
-            gib(rank_class.peak_allocated_bytes),
+    head = ("", "ranks", "busy", "exposed", "bubble", "other idle", "peak allocated")
+    rows: list[tuple[str, ...]] = []
+    for rank_class in result.classes:
+        parts = rank_class.parts
+        seconds = (
+            parts.compute + parts.recompute + parts.optimizer,
+            sum(parts.exposed_communication.values()),
+            parts.bubble,
+            parts.host + parts.wait + parts.other,
         )
-        for rank_class in result.classes
+        times = (format_seconds(value) for value in seconds)
+        ranks, peak = rank_ranges(rank_class.ranks), gib(rank_class.peak_allocated_bytes)
+        rows.append((rank_class.name, ranks, *times, peak))
+    return [
+        "Stages (busy + exposed communication + bubble + other idle = step)",
+        *table([head, *rows], left=(0, 1)),
     ]
-    return ["Stages (idle includes the bubble)", *table([head, *rows], left=(0, 1))]
 
 
 def _event_section(result: Result) -> list[str]:
