@@ -3,7 +3,7 @@
     host = launches host_launch_us + host_op_us       (collectives: count host_comm_us)
 
 A replayed CUDA graph is one launch for many kernels: the cost of an event falls to the share
-below. Constants are the stack's. Explained in docs/explain/host.md.
+below. Constants are the stack's. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
