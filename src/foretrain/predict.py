@@ -28,8 +28,6 @@ from foretrain.strategy.tree import StrategyTree
 from foretrain.units import GIB
 
 CATEGORIES = ("tp", "cp", "ep", "pp", "dp")
-#: A run that leaves less than this share of the device free is called tight.
-TIGHT_SHARE = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

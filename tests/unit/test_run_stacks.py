@@ -27,8 +27,8 @@ def test_every_stack_of_the_catalog_loads(name: str) -> None:
 def test_every_preset_has_a_usual_stack() -> None:
     for preset in PRESETS:
         assert USUAL_STACK[preset] in list_stacks()
-    assert usual_stack("megatron", has_bf16=False) == "megatron"
-    assert usual_stack("fsdp", has_bf16=False) == "fsdp"
+    assert usual_stack("megatron", generation="volta") == "megatron"
+    assert usual_stack("fsdp", generation="volta") == "fsdp"
 
 
 def test_names_are_forgiving_and_unknown_ones_are_not() -> None:

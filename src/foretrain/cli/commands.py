@@ -35,7 +35,7 @@ def run_predict(
     from foretrain.report.json_form import to_json
     from foretrain.report.text import render
 
-    result = predict(run, flat=flat, plain=plain, strict=strict)
+    result = predict(run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None)
     text = "" if json_file == "-" else render(result, run, find_levers(run, result))
     if json_file is not None:
         form = json_text(to_json(result, run))

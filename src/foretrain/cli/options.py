@@ -35,7 +35,7 @@ Trace = Annotated[
     typer.Option("--trace", metavar="FILE", help="Write a Chrome trace (.json or .json.gz)."),
 ]
 Flat = Annotated[bool, typer.Option("--flat", help="Play every rank and every operator.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Without host time and overlap slowdown.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Without overlap slowdown and link sharing.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what is not modelled.")]
 
 

@@ -208,7 +208,7 @@ def _preset_and_stack(
             preset, why = "plain", "one device"
         lines.append(f"preset = {preset} ({why})")
     if stack is None and "stack" not in fields.values:
-        has_bf16 = cluster is None or cluster.device.supports("bf16")
-        stack = load_stack(usual_stack(preset, has_bf16=has_bf16))
-        lines.append(f"stack = {stack.name} (usual with preset {preset})")
+        generation = "" if cluster is None else cluster.device.generation
+        stack = load_stack(usual_stack(preset, generation=generation))
+        lines.append(f"stack = {stack.name} (usual with preset {preset} on {generation})")
     return preset, stack

@@ -70,13 +70,15 @@ def _read(path: Path) -> str:
         raise FileFormatError(Problem(what=what, where=str(path))) from None
 
 
-def usual_stack(preset: str, *, has_bf16: bool) -> str:
-    """Returns the stack that a preset is usually run with on a device.
+#: Device generations whose Megatron runs are usually without Transformer Engine, which came with
+#: Hopper for its fp8: their published runs use the unfused attention of Megatron-LM.
+BEFORE_TE = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere")
 
-    Transformer Engine needs the generation that brought bf16 (Ampere): before it, plain Megatron.
-    """
+
+def usual_stack(preset: str, *, generation: str) -> str:
+    """Returns the stack that a preset is usually run with on a device generation."""
     name = USUAL_STACK[preset]
-    return "megatron" if name == "megatron-te" and not has_bf16 else name
+    return "megatron" if name == "megatron-te" and generation in BEFORE_TE else name
 
 
 def parse_stack(text: str, where: str) -> Stack:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from foretrain.simulator.expand import Expanded, TaskInfo
 from foretrain.simulator.result import TimeParts
-from foretrain.simulator.tasks import COMM, COMPUTE, HOST, Played
+from foretrain.simulator.tasks import COMM, HOST, Played
 
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
 
@@ -121,13 +121,4 @@ def time_parts(booked: Booked) -> TimeParts:
         host=booked.get("host", 0.0),
         wait=booked.get("wait", 0.0),
         other=sum(v for k, v in booked.items() if k not in known),
-    )
-
-
-def busy_seconds(expanded: Expanded, played: Played, device: int) -> float:
-    """Returns the time in which the compute stream of a device runs."""
-    return sum(
-        played.finish_s[t] - played.start_s[t]
-        for t in _stream_tasks(expanded, device, "compute")
-        if expanded.graph.kind[t] == COMPUTE
     )

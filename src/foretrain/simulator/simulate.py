@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from foretrain.cost.prices import Prices
-from foretrain.program import Program, Run
-from foretrain.simulator.breakdown import Booked, book_device, busy_seconds, time_parts
+from foretrain.errors import InputError, Problem
+from foretrain.program import CommEvent, Program, Run
+from foretrain.simulator.breakdown import Booked, book_device, time_parts
 from foretrain.simulator.expand import Expanded, SegmentTimes, expand_flat, expand_folded
 from foretrain.simulator.memory import Peak, Profiles, memory_peak
 from foretrain.simulator.reference import play
@@ -44,8 +45,39 @@ def event_times(
     )
 
 
+#: A flat simulation beyond this many tasks is refused: about half a minute of pure Python.
+FLAT_LIMIT = 3_000_000
+
+
+def flat_tasks(program: Program) -> int:
+    """Returns about how many tasks a flat simulation has: items and launches of every rank."""
+    sizes = [len(segment.items) for segment in program.segments]
+    return 2 * sum(
+        len(rank_class.ranks)
+        * sum(
+            sum(sizes[segment] for segment in entry.segments) if isinstance(entry, Run) else 1
+            for entry in rank_class.entries
+        )
+        for rank_class in program.classes
+    )
+
+
 def simulate(program: Program, times: EventTimes, *, flat: bool = False) -> Simulated:
-    """Returns the simulated step of a program, folded or flat."""
+    """Returns the simulated step of a program, folded or flat.
+
+    Raises:
+        InputError: a flat simulation of more than FLAT_LIMIT tasks.
+    """
+    if flat and flat_tasks(program) > FLAT_LIMIT:
+        raise InputError(
+            Problem(
+                what="the job is too large to simulate every rank and operator",
+                where="--flat",
+                value=f"{flat_tasks(program):,} tasks",
+                allowed=f"up to {FLAT_LIMIT:,}",
+                way_out="leave --flat out: the hierarchical simulation gives the same times",
+            )
+        )
     segments = SegmentTimes(program, times)
     expanded = (expand_flat if flat else expand_folded)(program, times, segments)
     played = play(expanded.graph, fluid=times.fluid)
@@ -57,8 +89,7 @@ def simulate(program: Program, times: EventTimes, *, flat: bool = False) -> Simu
         booked = book_device(expanded, played, device, pipeline=len(program.classes) > 1)
         peak = memory_peak(expanded, played, device, rank_class, profiles)
         peaks.append(peak)
-        busy = busy_seconds(expanded, played, device)
-        classes.append(_class_result(program, index, booked, busy, peak))
+        classes.append(_class_result(program, index, booked, peak))
     return Simulated(
         step_s=played.makespan_s,
         classes=tuple(classes),
@@ -95,9 +126,7 @@ def _last_class(expanded: Expanded, played: Played, num_classes: int) -> int:
     return max(range(num_classes), key=lambda c: (by_class[c], -c))
 
 
-def _class_result(
-    program: Program, index: int, booked: Booked, busy: float, peak: Peak
-) -> ClassResult:
+def _class_result(program: Program, index: int, booked: Booked, peak: Peak) -> ClassResult:
     parts = time_parts(booked)
     rank_class = program.classes[index]
     exposed = sum(parts.exposed_communication.values())
@@ -105,7 +134,7 @@ def _class_result(
         name=rank_class.name,
         stage=rank_class.stage,
         ranks=rank_class.ranks,
-        busy_s=busy,
+        busy_s=parts.compute + parts.recompute + parts.optimizer,
         exposed_s=exposed,
         idle_s=parts.bubble + parts.wait + parts.host + parts.other,
         bubble_s=parts.bubble,
@@ -136,18 +165,27 @@ def event_costs(program: Program, prices: Prices) -> tuple[EventCost, ...]:
 
 
 def _labels(program: Program) -> dict[int, str]:
+    """A name for every event: the first operator that causes it, or what a transfer serves."""
     labels: dict[int, str] = {}
+
+    def name(event: int, label: str, category: str) -> None:
+        found = program.events[event]
+        if isinstance(found, CommEvent):
+            kind = found.collective.replace("_", "-")
+            label = f"{category} {kind} {found.bytes / 1e6:.3g} MB"
+        labels.setdefault(event, label)
+
     for segment in program.segments:
-        scope = ".".join(
-            "*" if part.isdigit() else part for part in segment.name.split()[0].split(".")
-        )
+        parts = segment.name.split()[0].split(".")
+        scope = ".".join("*" if part.isdigit() else part for part in parts)
+        inner = "*" in scope
         for item in segment.items:
-            name = item.label if item.label.startswith(scope) else f"{scope}.{item.label}"
-            labels.setdefault(item.event, name if " " not in segment.name or scope else item.label)
+            whole = f"{scope}.{item.label}" if inner else item.label
+            name(item.event, whole, item.category)
     for rank_class in program.classes:
         for entry in rank_class.entries:
             if not isinstance(entry, Run):
-                labels.setdefault(entry.event, entry.label)
+                name(entry.event, entry.label, entry.category)
     return labels
 
 
