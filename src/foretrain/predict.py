@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from foretrain.compiler.lower import Job, compile_program
+from foretrain.cost.adjust import Adjustments, adjust_prices
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
 from foretrain.errors import InputError, Problem
@@ -78,16 +79,19 @@ def predict(
     plain: bool = False,
     strict: bool = False,
     timeline: bool = False,
+    adjust: Adjustments | None = None,
 ) -> Result:
     """Returns the prediction of a run.
 
     `flat` simulates every rank; `plain` leaves out overlap slowdown and link sharing; `strict`
-    refuses operators without a cost model; `timeline` fills Result.timeline.
+    refuses operators without a cost model; `timeline` fills Result.timeline; `adjust` scales
+    constants of the cost model.
     """
     started = perf_counter()
     compiled = compile_run(run)
     model = build_cost_model(run.cluster, run.stack)
-    prices = model.price(compiled.program.events)
+    adjust = adjust or Adjustments()
+    prices = adjust_prices(model.price(compiled.program.events), adjust)
     warnings = _unmodelled(model, compiled.program, prices, strict=strict)
     overlap = {name: model.overlap(name) for name in CATEGORIES}
     simulated = simulate(compiled.program, event_times(prices, overlap, plain=plain), flat=flat)
@@ -96,6 +100,10 @@ def predict(
         result = replace(result, timeline=build_timeline(compiled.program, simulated))
     return replace(
         result,
+        assumptions=(
+            *result.assumptions,
+            *(f"constant of the cost model adjusted: {word}" for word in adjust.words()),
+        ),
         warnings=(*run.warnings, *warnings),
         mode="flat" if flat else "hierarchical",
         simulation_s=perf_counter() - started,
