@@ -226,6 +226,7 @@ def _backward(
     if outer.recompute == "full" and block.recompute:
         for op in block.ops:
             again.op(op)
+        _drop_gathered(flow)
     for op in backward.ops:
         again.needed(operand.tensor for operand in op.inputs)
         own = as_split(forward_splits.get(op.source or "", {}), op)
@@ -237,6 +238,15 @@ def _backward(
     want = _fit(residual, flow.tensors[target])
     launches += flow.convert(target, want, "output")
     return launches, flow.root((target, want))
+
+
+def _drop_gathered(flow: Flow) -> None:
+    """Forgets re-laid copies: a repeated forward saves what its producers leave, as the first did."""
+    flow.copies = {
+        copy: root
+        for copy, root in flow.copies.items()
+        if copy[1] == flow.produced[copy[0]] or flow.produced[copy[0]].partial
+    }
 
 
 @dataclass(slots=True)

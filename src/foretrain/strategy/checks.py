@@ -214,6 +214,15 @@ def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:
 def _check_in_flight(plan: Plan, count: int) -> list[Problem]:
     if plan.in_flight is None:
         return []
+    if plan.interleave > 1:
+        return [
+            Problem(
+                what="a limit of micro-batches in flight does not go with interleaving",
+                where="plan.in_flight",
+                value=plan.in_flight,
+                way_out="leave in_flight or interleave out",
+            )
+        ]
     limits = (plan.in_flight,) if isinstance(plan.in_flight, int) else plan.in_flight
     value = plan.in_flight if isinstance(plan.in_flight, int) else list(plan.in_flight)
     problems: list[Problem] = []

@@ -12,13 +12,13 @@ def one_f_one_b(
 ) -> list[Slot]:
     """Returns warm-up forwards, alternating pairs, and cool-down backwards of one stage.
 
-    Stage s holds min(m, p - s) micro-batches, or min(m, in_flight[s]) when a limit is given: a
-    smaller one saves memory at the cost of a larger bubble.
+    Stage s holds min(m, p - s) micro-batches; a smaller `in_flight` limit saves memory at the cost
+    of a larger bubble.
     """
     del chunks
     # a stage never gets more micro-batches than the stages before it let through
-    wanted = pp - stage if in_flight is None else min(in_flight[: stage + 1])
-    limit = min(microbatches, wanted)
+    bound = microbatches if in_flight is None else min(in_flight[: stage + 1])
+    limit = min(microbatches, pp - stage, bound)
     slots = [Slot("F", m, 0) for m in range(limit)]
     for m in range(microbatches - limit):
         slots += [Slot("B", m, 0), Slot("F", m + limit, 0)]

@@ -1,0 +1,132 @@
+"""How the predicted step answers to one constant of the cost model.
+
+A run is compiled and priced once; only the adjusted prices are simulated again. With x the time
+factor of a constant (1 / efficiency, 1 / bandwidth, host cost) the step is a longest path, so it
+grows with x and is close to piecewise linear in it: between the simulated points a straight line
+in x serves, and the searches of fit.py add points where they need them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.cost.adjust import INNER_LINKS, Adjustments, adjust_prices
+from foretrain.cost.answer import width
+from foretrain.cost.model import build_cost_model
+from foretrain.cost.prices import Prices
+from foretrain.predict import CATEGORIES, compile_run
+from foretrain.program import Program
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.expand import SegmentTimes, expand_folded
+from foretrain.simulator.reference import play
+from foretrain.simulator.simulate import event_times
+
+#: The constants that may be off, by their name in Adjustments.
+CONSTANTS = ("compute", "scaleup", "nic", "host")
+#: Half of a 90 % interval over the standard deviation of a normal distribution.
+Z90 = 1.645
+
+
+def adjustment(constant: str, log_time: float) -> Adjustments:
+    """Returns the factors when what `constant` decides takes exp(`log_time`) times as long."""
+    return Adjustments(**{constant: factor_of(constant, log_time)})
+
+
+def factor_of(constant: str, log_time: float) -> float:
+    """Returns the factor on the constant itself: efficiency and bandwidth fall as time grows."""
+    return exp(log_time) if constant == "host" else exp(-log_time)
+
+
+class StepModel:
+    """A run, compiled and priced once."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self.run = run
+        self.program: Program = compile_run(run).program
+        model = build_cost_model(run.cluster, run.stack)
+        self.prices: Prices = model.price(self.program.events)
+        self._overlap = {name: model.overlap(name) for name in CATEGORIES}
+        self._responses = {name: Response(model=self, constant=name) for name in CONSTANTS}
+
+    def step_s(self, adjustments: Adjustments) -> float:
+        """Returns the predicted step in seconds with other constants."""
+        prices = adjust_prices(self.prices, adjustments)
+        times = event_times(prices, self._overlap, plain=False)
+        expanded = expand_folded(self.program, times, SegmentTimes(self.program, times))
+        return play(expanded.graph, fluid=True).makespan_s
+
+    @cached_property
+    def base_s(self) -> float:
+        """Returns the predicted step in seconds."""
+        return self.step_s(Adjustments())
+
+    def response(self, constant: str) -> Response:
+        """Returns how the step answers to a constant; its points are kept."""
+        return self._responses[constant]
+
+    def seconds_of(self, constant: str) -> float:
+        """Returns the summed time of what a constant decides, one rank of every class."""
+        seconds = self.prices.host_s if constant == "host" else self.prices.value_s
+        counts = self.program.event_counts()
+        return sum(counts.get(i, 0) * float(seconds[i]) for i in self._events(constant))
+
+    def log_width(self, constant: str) -> float:
+        """Returns the log half-width of the 90 % band of a constant, its prior.
+
+        The bands of the events that share the constant, weighted with their time; they move
+        together, so they do not average out. The host's is that of the stack's host costs.
+        """
+        if constant == "host":
+            mark = self.run.stack.sources.get("host", "").partition(":")[0]
+            return log(width(mark if mark in ("measured", "fitted") else "generation", "host"))
+        counts, prices = self.program.event_counts(), self.prices
+        total = weighted = 0.0
+        for i in self._events(constant):
+            value, high = float(prices.value_s[i]), float(prices.high_s[i])
+            if value > 0.0:
+                seconds = counts.get(i, 0) * value
+                total += seconds
+                weighted += seconds * log(high / value)
+        return weighted / total if total else 0.0
+
+    def _events(self, constant: str) -> list[int]:
+        if constant == "host":
+            return list(range(len(self.prices.link)))
+        links = {"compute": ("",), "scaleup": INNER_LINKS, "nic": ("nic",)}[constant]
+        return [i for i, link in enumerate(self.prices.link) if link in links]
+
+
+class Response:
+    """The step of one run over the log of the time factor of one constant."""
+
+    def __init__(self, *, model: StepModel, constant: str) -> None:
+        self._model, self._constant = model, constant
+        self._known: dict[float, float] = {}
+
+    @cached_property
+    def works(self) -> bool:
+        """Returns whether the constant decides anything in this run."""
+        return self._model.seconds_of(self._constant) > 0.0
+
+    def at(self, log_time: float) -> float:
+        """Returns the simulated step in seconds, remembered."""
+        if log_time == 0.0 or not self.works:
+            return self._model.base_s
+        if log_time not in self._known:
+            self._known[log_time] = self._model.step_s(adjustment(self._constant, log_time))
+        return self._known[log_time]
+
+    def gap(self, log_time: float) -> float:
+        """Returns the distance to the nearest simulated point."""
+        return min((abs(log_time - known) for known in (0.0, *self._known)), default=0.0)
+
+    def between(self, log_times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the step in seconds, on straight lines between the simulated points."""
+        knots = sorted({0.0: self._model.base_s, **self._known}.items())
+        x = np.exp([point for point, _ in knots])
+        y = np.array([seconds for _, seconds in knots])
+        return np.interp(np.exp(log_times), x, y)

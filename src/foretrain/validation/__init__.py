@@ -1,0 +1,3 @@
+"""Predicted against measured: whole training runs."""
+
+from __future__ import annotations

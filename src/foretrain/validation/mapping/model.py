@@ -1,0 +1,123 @@
+"""The model of a row: an inline mapping, or a catalog name where the source gives no shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from foretrain.errors import CatalogError
+from foretrain.frontends.catalog import find_model
+from foretrain.validation.mapping.words import Assumed, Unsupported
+from foretrain.validation.rows import Row
+
+#: Why a class of models is not predicted.
+CLASSES: Mapping[str, str] = {
+    "llm_moe": "mixture of experts comes with a later version",
+    "llm_moe_hybrid": "mixture of experts and state-space layers come with a later version",
+    "llm_hybrid_mamba": "state-space layers come with a later version",
+    "bert": "BERT comes with a later version",
+    "t5": "T5 comes with a later version",
+    "seq2seq": "encoder-decoder models come with a later version",
+    "nmt": "translation models come with a later version",
+    "lm_transformer_xl": "Transformer-XL is not modelled",
+    "vision_cnn": "convolutional networks come with a later version",
+    "vision_cnn_or_vit": "image models come with a later version",
+    "vision_vit": "vision transformers come with a later version",
+    "vision_detection": "detection models are not modelled",
+    "vision_segmentation": "segmentation models are not modelled",
+    "diffusion": "diffusion models are not modelled",
+    "vlm": "vision-language models are not modelled",
+    "speech": "speech models are not modelled",
+    "recsys": "recommender models come with a later version",
+    "gnn": "graph neural networks are not modelled",
+    "rl": "reinforcement learning is not modelled",
+    "forecasting": "forecasting models are not modelled",
+    "other": "this class of models is not modelled",
+}
+
+_NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
+_NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+_LLAMA: Mapping[str, Any] = {"family": "llama"}
+
+#: Architectures by words of the model's name, the first match decides. What is not said here is
+#: the usual value of the family (frontends/families.py).
+ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    (r"llava|wan2|gemma4", {}),
+    (r"code-?llama|tiny-?llama|llama|internlm|aquila|\byi\b", _LLAMA),
+    (r"baichuan", {"family": "llama", "positions": "alibi"}),
+    (r"chatglm", {"family": "llama", "qkv_bias": True, "rotary_fraction": 0.5}),
+    (r"qwen", {"family": "qwen2"}),
+    (r"mistral", {"family": "mistral"}),
+    (r"gemma", {"family": "llama", "activation": "geglu", "tied": True}),
+    (
+        r"nemotron",
+        {
+            "family": "gpt",
+            "activation": "relu",
+            "positions": "rotary",
+            "tied": False,
+            "max_positions": None,
+            **_NO_BIAS,
+            **_NO_DROPOUT,
+        },
+    ),
+    (r"mpt", {"family": "gpt", **_NO_DROPOUT}),
+    (r"\bpax", {"family": "gpt", **_NO_DROPOUT}),
+    (r"opt[_-]", {"family": "gpt", "activation": "relu"}),
+    (r"gpt|bloom|nemo megatron|paxml|cpm|megatron", {"family": "gpt"}),
+)
+
+
+def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
+    """Returns the `model` of a run file for a dense decoder.
+
+    Raises:
+        Unsupported: another class of models, an unknown architecture, or a missing shape.
+    """
+    if row.model_class != "llm_dense":
+        reason = CLASSES.get(row.model_class, "this class of models is not modelled")
+        raise Unsupported(reason)
+    if row.n_experts or (row.ep or 1) > 1:
+        raise Unsupported(CLASSES["llm_moe"])
+    shape = {"n_layers": row.n_layers, "hidden": row.hidden, "heads": row.heads}
+    missing = [key for key, value in shape.items() if not value]
+    if missing:
+        return _by_name(row, missing, assumed)
+    architecture = _architecture(row)
+    model: dict[str, Any] = {
+        **architecture,
+        "layers": row.n_layers,
+        "hidden": row.hidden,
+        "heads": row.heads,
+        "kv_heads": row.kv_heads,
+        "head_dim": row.head_dim,
+        "ffn": row.ffn,
+        "vocab": row.vocab,
+    }
+    if "max_positions" not in architecture and architecture["family"] == "gpt":
+        model["max_positions"] = row.seq_len  # a learned table as long as the sequence
+    if "untied embeddings" in row.arch_note:
+        model["tied"] = False
+    elif "tied embeddings" in row.arch_note:
+        model["tied"] = True
+    return {key: value for key, value in model.items() if value is not None}
+
+
+def _by_name(row: Row, missing: list[str], assumed: Assumed) -> str:
+    """A model of the catalog, for sources that name a public model and give no shape."""
+    try:
+        name = find_model(row.model).name
+    except CatalogError:
+        raise Unsupported(f"the model's shape is not stated ({', '.join(missing)})") from None
+    assumed.add(f"shape: that of the catalog's {name}")
+    return name
+
+
+def _architecture(row: Row) -> Mapping[str, Any]:
+    for pattern, architecture in ARCHITECTURES:
+        if re.search(pattern, row.model, re.IGNORECASE):
+            if not architecture:
+                break
+            return architecture
+    raise Unsupported("the model's architecture is not known")

@@ -1,0 +1,202 @@
+"""Reading measured runs: what was run (Row) and what was measured (Measured), kept apart.
+
+The mapping to a run sees a Row only, so that no measured figure can reach a prediction.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import FileFormatError, Problem
+
+#: Columns of the measurement; everything else describes the run. `measured_how` belongs here too.
+MEASURED_TEXTS = ("samples_unit", "measured_how")
+MEASURED_NUMBERS = (
+    "iter_time_s",
+    "tokens_per_s_per_gpu",
+    "tokens_per_s",
+    "samples_per_s",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "hfu_pct",
+    "peak_mem_gib",
+    "time_to_train_min",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What was run, as the source states it. Empty texts and None: not stated.
+
+    `unreadable` names the columns whose content is no number.
+    """
+
+    id: str
+    family: str = ""
+    model: str = ""
+    model_class: str = ""
+    n_layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq_len: int | None = None
+    n_experts: int | None = None
+    arch_note: str = ""
+    params_b: float | None = None
+    precision: str = ""
+    gpu: str = ""
+    gpu_norm: str = ""
+    gpu_mem_gb: float | None = None
+    n_gpus: int | None = None
+    gpus_per_node: int | None = None
+    interconnect: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    sp: str = ""
+    zero_stage: str = ""
+    sharding: str = ""
+    mbs: int | None = None
+    gbs: int | None = None
+    ga_steps: int | None = None
+    recompute: str = ""
+    attention_impl: str = ""
+    offload: str = ""
+    optimizer: str = ""
+    framework: str = ""
+    framework_version: str = ""
+    task: str = ""
+    quality: str = ""
+    notes: str = ""
+    config_group: str = ""
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured. None: not stated, or no finite number above zero."""
+
+    iter_time_s: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    samples_unit: str = ""
+    peak_mem_gib: float | None = None
+    mfu_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One line of the file."""
+
+    row: Row
+    measured: Measured
+
+
+_INTEGERS = tuple(f.name for f in fields(Row) if f.type == "int | None")
+_NUMBERS = tuple(f.name for f in fields(Row) if f.type == "float | None")
+_TEXTS = tuple(f.name for f in fields(Row) if f.type == "str")
+
+
+def read_rows(path: Path) -> list[MeasuredRun]:
+    """Returns the lines of a .csv or .csv.gz file; unknown columns are ignored.
+
+    Raises:
+        FileFormatError: the file is not readable, is no CSV with a column `id`, or an id is
+            missing or given twice.
+    """
+    problems: list[Problem] = []
+    runs: list[MeasuredRun] = []
+    seen: dict[str, int] = {}
+    for number, line in _lines(path):
+        name = (line.get("id") or "").strip()
+        where = f"{path}, line {number}"
+        if not name:
+            problems.append(Problem(what="the column 'id' is empty", where=where))
+        elif name in seen:
+            what = f"the id is given twice (line {seen[name]})"
+            problems.append(Problem(what=what, where=where, value=name))
+        else:
+            seen[name] = number
+            runs.append(MeasuredRun(row=_row(name, line), measured=_measured(line)))
+    if problems:
+        raise FileFormatError(problems)
+    return runs
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:
+    """Yields line number and columns; FileFormatError when the file is no such table."""
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    try:
+        names = reader.fieldnames
+        if names is None or "id" not in names:
+            way_out = "the first line names the columns"
+            what = "no table of measured runs: the column 'id' is missing"
+            raise FileFormatError(Problem(what=what, where=str(path), way_out=way_out))
+        for line in reader:
+            yield reader.line_num, line
+    except csv.Error as error:
+        where = f"{path}, line {reader.line_num}"
+        raise FileFormatError(Problem(what=f"not a CSV file: {error}", where=where)) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FileFormatError(Problem(what="not a text file in UTF-8", where=str(path))) from None
+    except (OSError, EOFError, ValueError) as error:  # BadGzipFile and zlib errors are among them
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise FileFormatError(Problem(what=f"cannot read: {reason}", where=str(path))) from None
+
+
+def _row(name: str, line: Mapping[str, str | None]) -> Row:
+    values: dict[str, Any] = {key: (line.get(key) or "").strip() for key in _TEXTS}
+    unreadable: list[str] = []
+    for key in (*_INTEGERS, *_NUMBERS):
+        text = (line.get(key) or "").strip()
+        number = _number(text)
+        if key in _INTEGERS and number is not None:
+            number = int(number) if number.is_integer() else None
+        if text and number is None:
+            unreadable.append(f"{key} {text!r}")
+        values[key] = number
+    values["id"] = name
+    return Row(**values, unreadable=tuple(unreadable))
+
+
+def _measured(line: Mapping[str, str | None]) -> Measured:
+    values: dict[str, Any] = {}
+    for field in fields(Measured):
+        text = (line.get(field.name) or "").strip()
+        values[field.name] = text if field.name in MEASURED_TEXTS else _above_zero(text)
+    return Measured(**values)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _above_zero(text: str) -> float | None:
+    number = _number(text)
+    return number if number is not None and number > 0 else None
