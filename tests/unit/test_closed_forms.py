@@ -135,26 +135,17 @@ def sweep(limits: range, pp: int, m: int, **knobs: object) -> tuple[list[float],
 @pytest.mark.parametrize("p2p", [True, False])
 @pytest.mark.parametrize(("pp", "m"), [(2, 4), (3, 6), (4, 8)])
 def test_a_lower_limit_in_flight_costs_time_and_saves_memory(p2p: bool, pp: int, m: int) -> None:
-    """From 1 (no two stages work at once) to all micro-batches: time falls, memory rises."""
-    times, memory = sweep(range(1, m + 1), pp, m, p2p=p2p)
+    """From 1 (no two stages work at once) to p (1F1B): time falls, memory rises."""
+    times, memory = sweep(range(1, pp + 1), pp, m, p2p=p2p)
     pair = LAYERS / pp * (F + B)
     assert times[0] == pytest.approx(m * pp * pair)
     assert times[-1] == pytest.approx((m + pp - 1) * pair)
-    assert times == sorted(times, reverse=True)
-    assert memory == sorted(memory)
-    assert len(set(memory)) == min(m, pp)
+    assert times == sorted(set(times), reverse=True)
+    assert memory == sorted(set(memory))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="one_f_one_b: a limit replaces p - s instead of bounding it, so with in_flight = p the "
-    "last stage runs p forwards before its first backward",
-)
-@pytest.mark.parametrize(("pp", "m"), [(2, 4), (3, 6), (4, 8)])
-def test_a_limit_of_p_is_no_limit(pp: int, m: int) -> None:
-    """1F1B holds at most p micro-batches anywhere, so a limit of p must not slow it."""
-    times, _ = sweep(range(pp, pp + 1), pp, m)
-    assert times == [pytest.approx((m + pp - 1) * LAYERS / pp * (F + B))]
+def test_a_limit_beyond_p_changes_nothing() -> None:
+    assert pipeline(3, 6, in_flight=6).classes == pipeline(3, 6).classes
 
 
 def test_limits_per_stage() -> None:
@@ -167,34 +158,3 @@ def test_limits_per_stage() -> None:
     assert step_seconds(narrow, layer_times(narrow, F, B)) == pytest.approx(
         step_seconds(one, layer_times(one, F, B))
     )
-
-
-INTERLEAVED = pytest.mark.parametrize(("pp", "m", "v"), [(2, 4, 2), (4, 8, 2), (3, 6, 3)])
-
-
-@INTERLEAVED
-def test_no_limit_on_chunks_is_the_usual_schedule(pp: int, m: int, v: int) -> None:
-    usual = pipeline(pp, m, interleave=v, layers=pp * v)
-    wide = pipeline(pp, m, interleave=v, layers=pp * v, in_flight=m * v)
-    assert usual.classes == wide.classes
-
-
-def test_fewer_chunks_in_flight_cost_time_and_save_memory() -> None:
-    times, memory = sweep(range(1, 9), 2, 4, interleave=2, layers=4, p2p=True)
-    assert times == sorted(times, reverse=True)
-    assert memory == sorted(memory)
-    assert times[0] > times[-1]
-    assert memory[0] < memory[-1]
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="interleaved: a limit can leave a stage more warm-up than the stage before it lets "
-    "through (deadlock); without overlapped transfers also the smallest warm-up deadlocks",
-)
-@pytest.mark.parametrize("p2p", [True, False])
-@pytest.mark.parametrize(("pp", "m", "v"), [(4, 8, 2), (3, 6, 3)])
-def test_no_limit_on_chunks_ends_in_a_deadlock(p2p: bool, pp: int, m: int, v: int) -> None:
-    times, memory = sweep(range(1, m * v + 1), pp, m, interleave=v, layers=pp * v, p2p=p2p)
-    assert times == sorted(times, reverse=True)
-    assert memory == sorted(memory)

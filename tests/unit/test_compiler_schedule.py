@@ -128,3 +128,19 @@ def test_interleaving_needs_whole_groups_of_micro_batches() -> None:
     (problem,) = error.value.problems
     assert problem.where == "training.global_batch"
     assert "4 or 8" in problem.way_out
+
+
+def test_a_limit_in_flight_does_not_go_with_interleaving() -> None:
+    plan = {"preset": "megatron", "pp": 4, "in_flight": 2}
+    assert load_run({**RUN, "plan": plan}).plan.in_flight == 2
+    with pytest.raises(PlanError, match="does not go with interleaving"):
+        load_run({**RUN, "plan": {**plan, "interleave": 2}})
+
+
+def test_a_limit_bounds_what_is_in_flight() -> None:
+    for stage in range(4):
+        for limit in (1, 2, 3, 4, 9):
+            order = SCHEDULES["1f1b"](stage, 4, 8, 1, (limit,) * 4)
+            assert in_flight(order) == min(4 - stage, limit)
+    # a stage gets no more than the stages before it let through
+    assert in_flight(SCHEDULES["1f1b"](1, 4, 8, 1, (1, 3, 2, 1))) == 1
