@@ -150,6 +150,11 @@ def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simul
     peak = cluster.device.peak_flops.get(_peak_name(dtype), cluster.device.peak_flops["fp32"])
     per_second = band.value * world * peak
     memory = _memory(run, compiled.program, simulated)
+    framework = run.stack.framework_gib * GIB
+    classes = tuple(
+        replace(c, peak_allocated_bytes=c.peak_allocated_bytes + framework)
+        for c in simulated.classes
+    )
     return Result(
         step_time_s=band,
         samples_per_s=samples,
@@ -168,7 +173,7 @@ def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simul
         memory=memory,
         time_parts=simulated.classes[simulated.last_class].parts,
         last_class=simulated.last_class,
-        classes=simulated.classes,
+        classes=classes,
         events=event_costs(compiled.program, prices),
         timeline=(),
         memory_timeline=tuple(peak.timeline for peak in simulated.peaks),

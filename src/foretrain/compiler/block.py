@@ -241,7 +241,7 @@ def _backward(
 
 
 def _drop_gathered(flow: Flow) -> None:
-    """Forgets re-laid copies: a repeated forward saves what its producers leave, as the first did."""
+    """Forgets re-laid copies: a repeated forward saves what its producers leave, as the first."""
     flow.copies = {
         copy: root
         for copy, root in flow.copies.items()

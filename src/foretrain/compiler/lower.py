@@ -8,12 +8,13 @@ classes and the stages; compiler/stage.py writes the launch list of one stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.launches import Instance, StageContext
 from foretrain.compiler.parameters import Unit, make_unit
+from foretrain.compiler.passes import Passes
 from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
 from foretrain.compiler.splits import refine_mesh, settings_of
@@ -186,11 +187,31 @@ class _Compiler:
                 overlap_tp=self.tree.runtime.overlap_tp,
                 fused=self.job.stack.fused,
             )
-            self.segments.append(
-                maker.forward(lowered) if which == "forward" else maker.backward(lowered)
-            )
+            make = maker.forward if which == "forward" else maker.backward
+            self.segments.append(self._with_passes(make(lowered), lowered, which))
             self.cut[key] = len(self.segments) - 1
         return self.cut[key]
+
+    def _with_passes(self, segment: Segment, lowered: LoweredBlock, which: str) -> Segment:
+        """Adds what the framework launches around the operators of a unit."""
+        passes = Passes(
+            table=self.table,
+            mesh=self.mesh,
+            precision=self.job.precision,
+            stack=self.job.stack,
+            accumulation=self.tree.schedule.accumulation,
+        )
+        unit = self._unit(lowered, self.tree.schedule.pp)
+        if which == "forward":
+            before, after = passes.before_forward(unit), []
+        else:
+            before, after = passes.before_backward(unit), passes.after_backward(unit)
+        shift = len(before)
+        moved = [
+            replace(item, waits=tuple(wait + shift for wait in item.waits))
+            for item in segment.items
+        ]
+        return replace(segment, items=(*before, *moved, *after))
 
     def _shaper(self, lowered: LoweredBlock) -> Shaper:
         return Shaper(

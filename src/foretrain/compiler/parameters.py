@@ -80,17 +80,13 @@ class Unit:
     groups: tuple[WeightGroup, ...]
     tied: int
     reshard: bool
+    gathered: bool  # some weight has to be gathered before use
     microstep: bool  # gradients are reduced after every backward, not only once per step
     microstep_elements: int  # of which so many on one rank before their reduction
 
     def elements(self) -> int:
         """Returns the trained elements on one rank before flat sharding."""
         return sum(group.elements for group in self.groups)
-
-    @property
-    def gathered(self) -> bool:
-        """Returns whether any weight has to be gathered before use."""
-        return any(group.signature.stored for group in self.groups)
 
 
 def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
@@ -121,6 +117,7 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
         groups=weights,
         tied=tied,
         reshard=lowered.reshard,
+        gathered=any(group.signature.stored for group in weights),
         microstep=bool(reduced),
         microstep_elements=sum(group.elements for group in reduced),
     )

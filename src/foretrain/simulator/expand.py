@@ -115,7 +115,7 @@ class _Expander:
     def build(self) -> Expanded:
         """Returns the expanded program."""
         for index, rank_class in enumerate(self.program.classes):
-            quiet = quiet_runs(rank_class) if not self.flat else []
+            quiet = quiet_runs(rank_class)
             ranks = rank_class.ranks if self.flat else rank_class.ranks[:1]
             for rank in ranks:
                 self.out.devices.append((index, rank))
@@ -170,7 +170,7 @@ class _Expander:
         for i, entry in enumerate(rank_class.entries):
             after = tuple(done[j] for j in entry.after)
             if isinstance(entry, Comm):
-                done.append(self._comm(device, rank, i, entry, after, computed))
+                done.append(self._comm(device, rank, i, entry, after, computed, quiet[i]))
                 self.out.comm_task[device, i] = done[-1]
                 continue
             first = len(self.out.info)
@@ -287,6 +287,7 @@ class _Expander:
         comm: Comm,
         after: tuple[int, ...],
         computed: tuple[int, ...],
+        quiet: bool,
     ) -> int:
         # its launch holds up what the host launches next, not the communication itself
         self.debt[device] = self.debt.get(device, 0.0) + self.times.host[comm.event]
@@ -297,8 +298,10 @@ class _Expander:
         elif self.flat:
             members = self._members(rank, comm.axes)
             key = ("entry", i, members) if len(members) > 1 else None
+        # transfers between stages share links with data-parallel collectives only
+        alone = quiet and comm.category == "pp"
         return self._transfer(
-            device, rank, i, comm.label, comm.stream, comm.category, comm.event, preds, key
+            device, rank, i, comm.label, comm.stream, comm.category, comm.event, preds, key, alone
         )
 
     def _members(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
@@ -322,10 +325,11 @@ class _Expander:
         event: int,
         preds: tuple[int, ...],
         key: tuple[object, ...] | None,
+        alone: bool = False,
     ) -> int:
         """A communication task; a further member of a known one joins it."""
         own = self.stream(device, stream)
-        link = self.times.link[event] if self.times.fluid else ""
+        link = self.times.link[event] if self.times.fluid and not alone else ""
         use = ((self.link(rank, link), PAIR_SHARE if category == "pp" else 1.0),) if link else ()
         known = self.joined.get(key) if key is not None else None
         if known is not None:
