@@ -12,7 +12,9 @@ class Stack:
 
     `attention` fused (flash) or unfused. `fused` lists the operator groups that run as one GEMM
     (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
-    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1.
+    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1. `defaults` is
+    what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
+    recompute); `validate runs` reads it where a source states nothing.
     """
 
     name: str
@@ -21,6 +23,7 @@ class Stack:
     attention: str = "fused"
     attention_kernel: str = "flash2"
     fused: tuple[str, ...] = ()
+    selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])
     eager_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     host_launch_us: float = 6.0  # host time per launched kernel
@@ -38,6 +41,7 @@ class Stack:
     framework_gib: float = 0.5  # workspaces and communicator buffers
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
-    logits_copies: float = 1.0
+    logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])
     sources: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
+from foretrain.compiler.recompute import core_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split, settings_of
 from foretrain.graph.backward import Backward
 from foretrain.graph.ir import Block, Op, Tensor
@@ -69,9 +70,17 @@ def block_path(block: Block, layer: int) -> str:
 
 
 def lower_block(
-    block: Block, backward: Backward, layer: int, nodes: Sequence[Node], mesh: Mesh
+    block: Block,
+    backward: Backward,
+    layer: int,
+    nodes: Sequence[Node],
+    mesh: Mesh,
+    selective: str = "core",
 ) -> LoweredBlock:
-    """Returns the launches of repeat `layer` of `block` under the settings of `nodes`."""
+    """Returns the launches of repeat `layer` of `block` under the settings of `nodes`.
+
+    `selective` is what the stack understands by selective recompute (compiler/recompute.py).
+    """
     tensors = {**block.by_name(), **{t.name: t for t in backward.tensors}}
     path = block_path(block, layer)
     flow = Flow(tensors=tensors, mesh=mesh, path=path)
@@ -83,7 +92,8 @@ def lower_block(
     forward = _forward(block, flow, settings, mesh)
     output = _leave(flow, block.output, residual, forward)
     input_copy = None if block.input is None else (block.input, flow.produced[block.input])
-    saved = _saved(block, backward, outer, flow, settings)
+    names = saved_names(block, backward, outer.recompute, selective)
+    saved = _saved(block, names, flow, settings)
     launches, input_grad = _backward(block, backward, flow, settings, outer, residual, saved)
     return LoweredBlock(
         block=block,
@@ -142,49 +152,17 @@ def _leave(flow: Flow, output: str | None, residual: Layout, launches: list[Laun
 
 def _saved(
     block: Block,
-    backward: Backward,
-    outer: Settings,
+    names: set[str],
     flow: Flow,
     settings: Mapping[str, Settings],
 ) -> frozenset[Copy]:
     """The forward copies that live until backward."""
-    made = {o.tensor: op for op in block.ops for o in op.outputs}
-    needed = {
-        operand.tensor
-        for op in backward.ops
-        for operand in op.inputs
-        if operand.tensor in flow.produced and operand.tensor not in backward.weight_grads
-    }
-    needed = {name for name in needed if name in made or name == block.input}
-    if outer.recompute == "full" and block.recompute:
-        needed = set[str]() if block.input is None else {block.input}
-    elif outer.recompute == "selective":
-        needed = {n for n in needed if n not in made or not _repeatable(made[n])} | {
-            operand.tensor
-            for op in block.ops
-            if _repeatable(op)
-            for operand in op.inputs
-            if operand.tensor in made and not _repeatable(made[operand.tensor])
-        }
-        needed |= {n for n in _read_outside(block, backward) if n in made and _repeatable(made[n])}
+    made = producers(block)
     copies: set[Copy] = set()
-    for name in needed:
+    for name in names:
         keep = name in made and settings[made[name].name].keep_gathered
         copies.add(flow.root(_saved_copy(flow, name, keep_gathered=keep)))
     return frozenset(copies)
-
-
-def _repeatable(op: Op) -> bool:
-    """Selective recompute repeats the attention core; a fused kernel leaves nothing to repeat."""
-    return bool(op.attributes.get("selective")) and op.cost != "attention"
-
-
-def _read_outside(block: Block, backward: Backward) -> set[str]:
-    """Tensors that the backward of an operator outside the repeated set reads."""
-    repeated = {op.name for op in block.ops if _repeatable(op)}
-    return {
-        operand.tensor for op in backward.ops if op.source not in repeated for operand in op.inputs
-    }
 
 
 def _saved_copy(flow: Flow, name: str, *, keep_gathered: bool) -> Copy:
@@ -216,10 +194,8 @@ def _backward(
             flow.produced[name] = kept[0][1]
     flow.copies = {copy: copy for copy in saved}
     launches: list[Launch] = []
-    core = tuple(op.name for op in block.ops if _repeatable(op))
-    again = _Repeat(
-        block, flow, forward_splits, launches, core if outer.recompute == "selective" else ()
-    )
+    core = core_ops(block) if outer.recompute == "selective" else ()
+    again = _Repeat(block, flow, forward_splits, launches, core)
     if backward.output_grad is not None and block.output is not None:
         placed = _fit(residual, flow.tensors[backward.output_grad])
         flow.arrive(backward.output_grad, placed)
@@ -261,7 +237,7 @@ class _Repeat:
 
     def needed(self, names: Iterable[str]) -> None:
         """Repeats the producers of forward tensors that are not there, inputs first."""
-        made = {o.tensor: op for op in self.block.ops for o in op.outputs}
+        made = producers(self.block)
         for name in names:
             if name not in made or any(tensor == name for tensor, _ in self.flow.copies):
                 continue

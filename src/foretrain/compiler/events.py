@@ -91,6 +91,7 @@ class Shaper:
     tensors: Mapping[str, Tensor]
     precision: Precision
     fused_accumulation: bool  # weight gradients accumulate in the GEMM's epilogue
+    held_bytes: Mapping[str, float]  # bytes per element of tensors that are kept in wider copies
 
     def local(self, launch: OpLaunch) -> dict[str, int]:
         """Returns the local size of every iteration dim."""
@@ -102,7 +103,8 @@ class Shaper:
     def copy_bytes(self, copy: Copy) -> float:
         """Returns the bytes one rank holds of a copy."""
         tensor = self.tensors[copy[0]]
-        return local_elements(tensor.size, copy[1], self.mesh) * self.precision.bytes(tensor.dtype)
+        size = self.held_bytes.get(tensor.name, self.precision.bytes(tensor.dtype))
+        return local_elements(tensor.size, copy[1], self.mesh) * size
 
     def event(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
         """Returns the event of one operator, or of several that run as one GEMM."""

@@ -27,6 +27,7 @@ from foretrain.mesh import Mesh
 from foretrain.program import Program, RankClass, Segment
 from foretrain.stack import Stack
 from foretrain.strategy.tree import StrategyTree, layer_classes
+from foretrain.units import dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,8 @@ class _Compiler:
         for layer, key in enumerate(keys):
             known = self.lowered.get((block.name, key))
             if known is None:
-                known = lower_block(block, backward, layer, nodes, self.mesh)
+                selective = self.job.stack.selective
+                known = lower_block(block, backward, layer, nodes, self.mesh, selective)
                 self.lowered[block.name, key] = known
             result.append(known)
         return result
@@ -214,11 +216,13 @@ class _Compiler:
         return replace(segment, items=(*before, *moved, *after))
 
     def _shaper(self, lowered: LoweredBlock) -> Shaper:
+        stack = self.job.stack
         return Shaper(
             mesh=self.mesh,
             tensors=lowered.tensors,
             precision=self.job.precision,
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
+            held_bytes={"logits": stack.logits_copies * dtype_bytes(stack.logits_dtype)},
         )
 
     def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:

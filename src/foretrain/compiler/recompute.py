@@ -1,0 +1,93 @@
+"""Recompute: which tensors of a block survive until backward, and which operators run again.
+
+- *none*: everything that backward reads is saved.
+- *full*: only the input of the block; all its forward operators run again, with communication.
+- *selective*, as the stack defines it:
+  - core (Megatron): the attention core is one checkpointed function. Its inputs and its output
+    are saved; it runs again as a whole. A fused kernel leaves nothing to run again.
+  - operators (torchtitan): outputs of attention and of every second matrix product are saved;
+    everything else that backward needs is computed again from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from foretrain.graph.backward import Backward
+from foretrain.graph.ir import Block, Op
+
+
+def read_by_backward(block: Block, backward: Backward, *, without: Iterable[str] = ()) -> set[str]:
+    """Returns the forward activations that backward operators read.
+
+    `without` names forward operators whose own backward is left out.
+    """
+    left_out = set(without)
+    made = producers(block)
+    return {
+        operand.tensor
+        for op in backward.ops
+        if op.source not in left_out
+        for operand in op.inputs
+        if operand.tensor in made or operand.tensor == block.input
+    }
+
+
+def producers(block: Block) -> dict[str, Op]:
+    """Returns the operator that makes each forward tensor."""
+    return {output.tensor: op for op in block.ops for output in op.outputs}
+
+
+def core_ops(block: Block) -> tuple[str, ...]:
+    """Returns the operators of an unfused attention core."""
+    return tuple(
+        op.name for op in block.ops if op.attributes.get("selective") and op.cost != "attention"
+    )
+
+
+def saved_names(block: Block, backward: Backward, mode: str, policy: str) -> set[str]:
+    """Returns the tensors of one block instance that live from forward to backward."""
+    if mode == "full" and block.recompute:
+        return set() if block.input is None else {block.input}
+    if mode != "selective" or not block.recompute:
+        return read_by_backward(block, backward)
+    if policy == "operators":
+        return _closure(block, read_by_backward(block, backward), _dropped_by_operators(block))
+    core = core_ops(block)
+    return read_by_backward(block, backward, without=core) | _closure(
+        block, read_by_backward(block, backward), set(core)
+    )
+
+
+def _dropped_by_operators(block: Block) -> set[str]:
+    """All operators but attention and the first, third, ... matrix product."""
+    dropped: set[str] = set()
+    products = 0
+    for op in block.ops:
+        if op.cost == "attention":
+            continue
+        if op.cost == "gemm":
+            products += 1
+            if products % 2:
+                continue
+        dropped.add(op.name)
+    return dropped
+
+
+def _closure(block: Block, wanted: set[str], dropped: set[str]) -> set[str]:
+    """Returns what has to be saved so that `wanted` can be had by running `dropped` again."""
+    made = producers(block)
+    saved: set[str] = set()
+    todo, seen = list(wanted), set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in made and made[name].name in dropped:
+            todo += [
+                o.tensor for o in made[name].inputs if o.tensor in made or o.tensor == block.input
+            ]
+        else:
+            saved.add(name)
+    return saved
