@@ -1,4 +1,4 @@
-"""Measured values as people write them ('13.75s', '412ms', '2900 tok/s/GPU'), as seconds per step."""
+"""Measured values as people write them ('13.75s', '2900 tok/s/GPU'), as seconds per step."""
 
 from __future__ import annotations
 

@@ -120,6 +120,12 @@ class Response:
             self._known[log_time] = self._model.step_s(adjustment(self._constant, log_time))
         return self._known[log_time]
 
+    def slope(self, log_time: float) -> float:
+        """Returns d ln(step) / d ln(time factor) there, from the simulated points around it."""
+        around = np.array([log_time - 0.05, log_time + 0.05])
+        low, high = np.log(self.between(around))
+        return float(high - low) / 0.1
+
     def gap(self, log_time: float) -> float:
         """Returns the distance to the nearest simulated point."""
         return min((abs(log_time - known) for known in (0.0, *self._known)), default=0.0)
