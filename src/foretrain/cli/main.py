@@ -11,6 +11,7 @@ import typer
 
 from foretrain.cli import options as opt
 from foretrain.cli.output import Finished, complain
+from foretrain.cli.validate_command import validate
 from foretrain.errors import ForetrainError
 
 app = typer.Typer(
@@ -136,6 +137,9 @@ def catalog(
     from foretrain.cli.commands import run_catalog
 
     run_catalog(kind, name)
+
+
+app.command()(validate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

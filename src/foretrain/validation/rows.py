@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -171,7 +172,7 @@ def _row(name: str, line: Mapping[str, str | None]) -> Row:
     unreadable: list[str] = []
     for key in (*_INTEGERS, *_NUMBERS):
         text = (line.get(key) or "").strip()
-        number = _number(text)
+        number = _memory(text) if key == "gpu_mem_gb" else _number(text)
         if key in _INTEGERS and number is not None:
             number = int(number) if number.is_integer() else None
         if text and number is None:
@@ -195,6 +196,15 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _memory(text: str) -> float | None:
+    """A memory size: a number, or one with its unit ('80 GB', '183359 MiB')."""
+    match = re.fullmatch(r"([\d.]+) ?(GB|GiB|G|MiB|MB)?", text)
+    number = _number(match[1]) if match else None
+    if match is None or number is None:
+        return None
+    return number / 1024 if match[2] in ("MiB", "MB") else number
 
 
 def _above_zero(text: str) -> float | None:

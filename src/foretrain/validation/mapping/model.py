@@ -65,7 +65,7 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"mpt", {"family": "gpt", **_NO_DROPOUT}),
     (r"\bpax", {"family": "gpt", **_NO_DROPOUT}),
     (r"opt[_-]", {"family": "gpt", "activation": "relu"}),
-    (r"gpt|bloom|nemo megatron|paxml|cpm|megatron", {"family": "gpt"}),
+    (r"gpt|bloom|nemo megatron|paxml|cpm|megatron|mt-nlg", {"family": "gpt"}),
 )
 
 

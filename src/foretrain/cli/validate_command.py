@@ -1,0 +1,87 @@
+"""`foretrain validate runs FILE`: predicted against measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrain.cli.output import check_target, emit, json_text, write_atomically
+from foretrain.errors import InputError, Problem
+
+KINDS = ("runs",)
+
+
+def validate(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="runs.", show_default=False)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv or .csv.gz).")],
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
+    ] = None,
+    families: Annotated[
+        str | None, typer.Option("--families", metavar="A,B", help="Only these families.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option("--ids", metavar="FILE", help="Only the ids listed in a file.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
+) -> None:
+    """Compare predictions with measured training runs: errors by family, device and scale."""
+    if kind not in KINDS:
+        problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
+        raise InputError(problem)
+    check_target(json, "--json")
+    from foretrain.validation.report import render, to_json
+    from foretrain.validation.run_validation import validate_runs
+
+    report = validate_runs(
+        Path(file),
+        families=tuple(name.strip() for name in (families or "").split(",") if name.strip()),
+        ids=_listed(ids),
+        limit=limit,
+        workers=workers,
+        progress=_progress(),
+    )
+    if json is not None:
+        form = json_text(to_json(report))
+        if json == "-":
+            emit(form)
+            return
+        write_atomically(Path(json), form)
+    emit(render(report))
+
+
+def _listed(path: str | None) -> tuple[str, ...]:
+    """The ids of a file, one a line; '#' starts a comment."""
+    if path is None:
+        return ()
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(Problem(what=f"cannot read: {error}", where="--ids", value=path)) from None
+    ids = tuple(text for line in lines if (text := line.partition("#")[0].strip()))
+    if not ids:
+        raise InputError(Problem(what="the file lists no ids", where="--ids", value=path))
+    return ids
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A bar on standard error when a person watches, else nothing."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        filled = 30 * done // max(total, 1)
+        end = "\n" if done == total else ""
+        bar = "#" * filled + "." * (30 - filled)
+        sys.stderr.write(f"\r{bar} {done:,} of {total:,} distinct runs{end}")
+        sys.stderr.flush()
+
+    return show

@@ -1,0 +1,192 @@
+"""The plan of a row: degrees, sharding, schedule, recompute, overlap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from foretrain.stack import Stack
+from foretrain.strategy.checks import even_stages
+from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
+from foretrain.validation.rows import Row
+
+#: Frameworks whose model-parallel degrees are 1 unless stated.
+_SHARDING_ONLY = ("fsdp", "ddp", "plain")
+
+
+def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
+    """Returns the `plan` section of a run file.
+
+    Raises:
+        Unsupported: the degrees are not stated.
+    """
+    plan: dict[str, Any] = {"preset": _preset(row, stack)}
+    plan |= _degrees(row, str(plan["preset"]), assumed)
+    if (row.cp or 1) > 1:
+        plan["cp"] = row.cp
+    if (row.vpp or 1) > 1:
+        plan["interleave"] = row.vpp
+    stages = _uneven_stages(row, int(plan["pp"]), assumed)
+    if stages:
+        plan["stages"] = stages
+    if "gpipe" in f"{row.framework} {row.notes}".lower():
+        plan["schedule"] = "gpipe"
+    if row.offload:
+        plan["offload"] = row.offload
+    plan |= _sharding(row, stack, plan, assumed)
+    plan["sequence_parallel"] = _sequence_parallel(row, stack, plan, assumed)
+    plan["recompute"] = map_recompute(row, stack, assumed)
+    overlap = map_overlap(row)
+    if overlap:
+        plan["overlap"] = overlap
+    return plan
+
+
+def _preset(row: Row, stack: Stack) -> str:
+    if row.n_gpus == 1 and stack.preset in ("ddp", "fsdp"):
+        return "plain"
+    if stack.name == "pytorch-compile" and has_word(row.sharding, "fsdp"):
+        return "fsdp"
+    return stack.preset
+
+
+def _degrees(row: Row, preset: str, assumed: Assumed) -> dict[str, int]:
+    """tp and pp; one that is missing follows from the others where they are stated."""
+    tp, pp, devices = row.tp, row.pp, row.n_gpus or 1
+    known = (row.cp or 1) * (row.dp or 0)
+    if (tp is None) != (pp is None) and known:
+        other, rest = divmod(devices, known * (tp or pp or 1))
+        if not rest and other >= 1:
+            assumed.add(f"{'tp' if tp is None else 'pp'} = {other} (from the other degrees)")
+            return {"tp": tp or other, "pp": pp or other}
+    if tp is None and pp is None and not (preset in _SHARDING_ONLY or devices == 1):
+        raise Unsupported("tensor and pipeline degrees are not stated")
+    if tp is None or pp is None:
+        assumed.add("tp = 1, pp = 1 where not stated")
+    return {"tp": tp or 1, "pp": pp or 1}
+
+
+def _uneven_stages(row: Row, pp: int, assumed: Assumed) -> list[int]:
+    """Layers per virtual stage where they do not come out even; empty where they do.
+
+    NeMo and torchtitan count embedding and loss as a layer each; where that does not come out even
+    either, the first stages get one layer more.
+    """
+    layers, chunks = row.n_layers or 0, pp * (row.vpp or 1 if pp > 1 else 1)
+    if layers % chunks == 0 or layers < chunks:
+        return []
+    size, rest = divmod(layers + 2, chunks)
+    if rest == 0 and size > 1:
+        assumed.add("embedding and loss count as a layer each in the split over stages")
+        return [size - 1, *[size] * (chunks - 2), size - 1]
+    assumed.add("layers spread over the stages as evenly as they come")
+    return even_stages(layers, chunks)
+
+
+def _sharding(row: Row, stack: Stack, plan: Mapping[str, Any], assumed: Assumed) -> dict[str, Any]:
+    """zero and shard from `zero_stage` and `sharding`."""
+    result: dict[str, Any] = {}
+    zero = _stage(row)
+    if zero is None and plan["preset"] != "plain":
+        default = stack.defaults.get("zero")
+        if default is not None:
+            zero = int(default)
+        assumed.add(f"zero = {'default of the preset' if zero is None else zero} (not stated)")
+    if zero is not None:
+        result["zero"] = 0 if plan["preset"] == "plain" else zero
+    size = _shard_size(row, assumed)
+    if size is not None and (zero or 0) > 0:
+        if size == 1:
+            result["zero"] = 0
+        else:
+            result["shard"] = size
+    return result
+
+
+def _stage(row: Row) -> int | None:
+    stage = first_number(r"^(\d)", row.zero_stage)
+    if stage is not None:
+        return int(stage)
+    text = row.sharding.lower()
+    stage = first_number(r"(?:zero-?|stage ?)(\d)", text)
+    if stage is not None:
+        return int(stage)
+    if has_word(text, "shard_grad_op"):
+        return 2
+    if text == "dp" or has_word(text, "ddp", "single"):
+        return None if "table fsdp=0" in text else 0
+    if has_word(text, "fsdp", "hsdp"):
+        return 3
+    return 1 if has_word(text, "distributed optimizer") else None
+
+
+def _shard_size(row: Row, assumed: Assumed) -> int | None:
+    """The ranks that share one copy, where they are fewer than all replicas."""
+    text = f"{row.zero_stage} {row.sharding}"
+    inner = re.search(r"dcn_FSDP=(\d+) ici_FSDP=(\d+)", text)
+    if inner:
+        return int(inner[1]) * int(inner[2])
+    size = first_number(r"(?:shard group |fsdp=|fsdp2 )(\d+)", text)
+    if size is not None:
+        return int(size)
+    if has_word(text, "hsdp", "fsdp+dp"):
+        node = min(row.gpus_per_node or 8, row.n_gpus or 8)
+        assumed.add(f"shard = {node}, one node (the group is not stated)")
+        return node
+    return None
+
+
+def _sequence_parallel(row: Row, stack: Stack, plan: Mapping[str, Any], assumed: Assumed) -> bool:
+    if plan["tp"] == 1:
+        return False
+    if row.sp:
+        return has_word(row.sp, "yes", "true", "1", "on")
+    if has_word(row.recompute, "+ sp"):
+        return True
+    value = bool(stack.defaults.get("sequence_parallel", False))
+    assumed.add(f"sequence_parallel = {str(value).lower()} (not stated; stack {stack.name})")
+    return value
+
+
+def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
+    """Returns the recompute setting: none, full, selective, or full for some layers."""
+    text = row.recompute.lower()
+    if not text:
+        if "activation checkpointing" in row.notes.lower():
+            return "full"
+        value = str(stack.defaults.get("recompute", "none"))
+        assumed.add(f"recompute = {value} (not stated; stack {stack.name})")
+        return value
+    if text.startswith("none"):
+        return "none"
+    if text.startswith("full"):
+        return "full"
+    if has_word(text, "selective layer") or has_word(row.framework, "fms-fsdp"):
+        layers = max((row.n_layers or 2) // max(row.pp or 1, 1) // 2, 1)
+        assumed.add("recompute: every second block in full")
+        return {"mode": "full", "layers": layers}
+    if has_word(text, "selective"):
+        if not has_word(text, "core attention", "+ sp", "activations"):
+            assumed.add(f"recompute = selective, the attention core only ({row.recompute!r})")
+        return "selective"
+    raise Unsupported(f"recompute {row.recompute!r} is not modelled")
+
+
+def map_overlap(row: Row) -> dict[str, bool]:
+    """Returns what the source says to run, or not to run, beside computation."""
+    notes = row.notes.lower()
+    overlap: dict[str, bool] = {}
+    if "comm overlap off" in notes:
+        overlap = {"grad": False, "param": False, "tp": False, "p2p": False}
+    if '"overlap-grad-reduce":true' in notes:
+        overlap["grad"] = True
+    if '"overlap-param-gather":true' in notes:
+        overlap["param"] = True
+    if has_word(notes, "asynctp", "async tp", "tp async linear comm on"):
+        overlap["tp"] = True
+    elif "vanilla tp" in notes:
+        overlap["tp"] = False
+    if "gradient bucketing off" in notes:
+        overlap["grad"] = False
+    return overlap

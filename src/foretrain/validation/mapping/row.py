@@ -1,0 +1,60 @@
+"""One row becomes a run: model, device, cluster, stack, plan and training, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretrain.run.stacks import load_stack
+from foretrain.validation.mapping.cluster import map_cluster
+from foretrain.validation.mapping.device import map_device
+from foretrain.validation.mapping.model import map_model
+from foretrain.validation.mapping.plan import map_plan
+from foretrain.validation.mapping.stack import map_attention, map_stack
+from foretrain.validation.mapping.training import map_training
+from foretrain.validation.mapping.words import Assumed, Unsupported
+from foretrain.validation.rows import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A run file's content, and what it does not hold: the attention kernel as the source says.
+
+    `assumed` lists what the source does not state.
+    """
+
+    run: Mapping[str, Any]
+    attention: str | None
+    assumed: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Returns a text that is equal for equal runs."""
+        return json.dumps([self.run, self.attention], sort_keys=True)
+
+
+def map_row(row: Row) -> Mapped:
+    """Returns the run that a row describes.
+
+    Raises:
+        Unsupported: with the reason.
+    """
+    if row.unreadable:
+        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
+    assumed = Assumed()
+    model = map_model(row, assumed)
+    device = map_device(row, assumed)
+    cluster = map_cluster(row, device, assumed)
+    stack = load_stack(map_stack(row, assumed))
+    plan = map_plan(row, stack, assumed)
+    training = map_training(row, stack, assumed)
+    run = {
+        "model": model,
+        "training": training,
+        "plan": plan,
+        "cluster": cluster,
+        "stack": stack.name,
+    }
+    return Mapped(run=run, attention=map_attention(row), assumed=tuple(assumed.lines))

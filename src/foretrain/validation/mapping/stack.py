@@ -1,0 +1,81 @@
+"""The software stack of a row, by the words of its framework columns."""
+
+from __future__ import annotations
+
+import re
+
+from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
+from foretrain.validation.rows import Row
+
+#: Framework words -> stack, the first match decides. The last column says what the stack stands
+#: in for; empty where it is the framework itself.
+STACKS: tuple[tuple[str, str, str], ...] = (
+    (r"megatron-deepspeed", "deepspeed", ""),
+    (r"deepspeed", "deepspeed", ""),
+    (r"nanotron", "nanotron", ""),
+    (r"automodel", "fsdp", "NeMo AutoModel as FSDP"),
+    (r"nemo|megatron-bridge", "nemo", ""),
+    (r"torchtitan", "torchtitan", ""),
+    (r"llm-foundry|composer", "llm-foundry", ""),
+    (r"maxtext", "jax-xla", ""),
+    (r"paxml|t5x|jax", "jax-xla", ""),
+    (r"internevo", "deepspeed", "InternEvo as deepspeed"),
+    (r"fms-fsdp", "torchtitan", "fms-fsdp as torchtitan (FSDP with torch.compile)"),
+    (r"paddle", "megatron", "PaddlePaddle as megatron"),
+    (r"oneflow|libai", "megatron", "OneFlow as megatron"),
+    (r"dedloc", "megatron", "the DeDLOC/GPipe prototype as megatron"),
+    (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),
+    (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
+    (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
+    (r"megatron|flagscale", "megatron", ""),
+    (r"litgpt|torchtune|nanogpt|hf transformers|pytorch", "pytorch-eager", ""),
+)
+
+
+def map_stack(row: Row, assumed: Assumed) -> str:
+    """Returns the name of a stack of the catalog.
+
+    Raises:
+        Unsupported: the framework is not stated, or none of the stacks is near it.
+    """
+    if not row.framework:
+        raise Unsupported("the framework is not stated")
+    found = [rest for pattern, *rest in STACKS if re.search(pattern, row.framework, re.IGNORECASE)]
+    if not found:
+        raise Unsupported(f"no stack is near the framework {row.framework!r}")
+    stack, stands_for = found[0]
+    if stack == "megatron" and not stands_for:
+        stack = _megatron(row, assumed)
+    if stack == "torchtitan" and "torch.compile=False" in row.notes:
+        stack = "fsdp"
+    if stack == "pytorch-eager" and has_word(row.sharding, "fsdp"):
+        stack = "fsdp"
+    if stands_for:
+        assumed.add(f"stack: {stands_for}")
+    return stack
+
+
+def _megatron(row: Row, assumed: Assumed) -> str:
+    """Megatron-LM with or without Transformer Engine: by option, by version, else by year."""
+    if '"transformer-impl":"local"' in row.notes:
+        return "megatron"
+    text = f"{row.framework} {row.framework_version} {row.attention_impl} {row.notes}"
+    if has_word(text, "transformer_engine", " te ", "(te)", "core", "flagscale", "container"):
+        return "megatron-te"
+    years = [int(year) for year in re.findall(r"20[12]\d", row.framework_version)]
+    year = max(years, default=0)
+    if re.search(r"megatron-lm-24", row.framework_version, re.IGNORECASE):
+        year = 2024
+    if not year and not row.framework_version:
+        assumed.add("stack = megatron (version not stated)")
+    return "megatron-te" if year >= 2024 else "megatron"
+
+
+def map_attention(row: Row) -> str | None:
+    """Returns fused or unfused where the source says so, None where the stack decides."""
+    text = row.attention_impl
+    if not text:
+        return None
+    if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
+        return "unfused"
+    return "fused" if has_word(text, "flash", "fused", "sdpa", "cudnn") else None

@@ -1,0 +1,84 @@
+"""The training section of a row: length, batch words, precision, optimizer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from foretrain.stack import Stack
+from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
+from foretrain.validation.rows import Row
+
+
+def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
+    """Returns the `training` section.
+
+    Raises:
+        Unsupported: no length, no batch, or a way of training that is not modelled.
+    """
+    _check_task(row)
+    if not row.seq_len:
+        raise Unsupported("the sequence length is not stated")
+    if not row.gbs and not row.mbs:
+        raise Unsupported("neither global batch nor micro-batch is stated")
+    section: dict[str, Any] = {
+        "sequence": row.seq_len,
+        "precision": map_precision(row, stack, assumed),
+        "optimizer": map_optimizer(row),
+    }
+    if row.gbs:
+        section["global_batch"] = row.gbs
+    if row.mbs:
+        section["microbatch"] = row.mbs
+    if row.ga_steps and not (row.gbs and row.mbs):
+        section["accumulation"] = row.ga_steps
+    if not row.gbs:
+        assumed.add("global_batch = microbatch x dp x accumulation (not stated)")
+    elif not row.mbs and not row.ga_steps:
+        assumed.add("microbatch (not stated)")
+    return section
+
+
+def _check_task(row: Row) -> None:
+    task = f"{row.task} {row.model}"
+    if has_word(task, "qlora") or has_word(row.precision, "nf4"):
+        raise Unsupported("QLoRA comes with a later version")
+    if has_word(task, "lora", "adapter"):
+        raise Unsupported("LoRA comes with a later version")
+    if has_word(row.notes, "central ps"):
+        raise Unsupported("a central parameter server is not modelled")
+
+
+def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
+    """Returns the precision word; where the source has none, the stack's default."""
+    text = row.precision.lower()
+    for pattern, word in (
+        (r"nvfp4", "nvfp4"),
+        (r"mxfp8|fp8[- ]mx", "mxfp8"),
+        (r"fp8|float8", "fp8"),
+        (r"bf16-true|pure[- ]bf16", "pure-bf16"),
+        (r"bf16/fp16", ""),
+        (r"bf16|bfloat16", "bf16"),
+        (r"tf32", "tf32"),
+        (r"fp16|float16|half|mixed", "fp16"),
+        (r"fp32|float32", "fp32"),
+    ):
+        if re.search(pattern, text):
+            if word:
+                return word
+            break
+    default = stack.defaults.get("precision", "bf16")
+    default = str(default) if _has_bf16(row) else "fp16"
+    assumed.add(f"precision = {default} ({row.precision or 'not stated'}; stack {stack.name})")
+    return default
+
+
+def _has_bf16(row: Row) -> bool:
+    return not has_word(row.gpu_norm, "v100", "p100", "2080", "rtx8000", "t4")
+
+
+def map_optimizer(row: Row) -> str:
+    """Returns none where the task says that no optimizer runs, else sgd or adam by its words."""
+    if has_word(row.task, "no optimizer"):
+        return "none"
+    return "sgd" if has_word(row.optimizer, "sgd") else "adamw"
