@@ -69,6 +69,32 @@ def crowds(draw: st.DrawFn) -> TaskGraph:
     return graph
 
 
+@st.composite
+def overlaps(draw: st.DrawFn) -> TaskGraph:
+    """Computation and communication side by side on two devices, some of it on both."""
+    graph = TaskGraph()
+    for device in (0, 0, 0, 1, 1, 1):
+        graph.add_stream(device)
+    for task in range(draw(st.integers(2, 12))):
+        where = draw(st.sampled_from([(0,), (0,), (3,), (0, 3)]))
+        if draw(st.booleans()):
+            kind, press, slowed = COMPUTE, 0.0, 0.0
+        else:
+            lane = draw(st.integers(1, 2))
+            where = tuple(first + lane for first in where)
+            kind, press, slowed = COMM, draw(st.sampled_from([0.0, 0.25, 1.0])), draw(FACTORS)
+        graph.add_task(
+            kind=kind,
+            streams=where,
+            latency_s=draw(st.sampled_from([0.0, 0.0, 0.25])),
+            work_s=draw(st.sampled_from([0.5, 1.0, 1.5, 4.0])),
+            preds=(draw(st.integers(0, task - 1)),) if task and draw(st.booleans()) else (),
+            press=press,
+            slowed=slowed,
+        )
+    return graph
+
+
 def streams_of(graph: TaskGraph) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in graph.kind]
     for stream, order in enumerate(graph.order):
@@ -141,6 +167,11 @@ def check_schedule(graph: TaskGraph, played: Played) -> None:
 
 @given(programs())
 def test_every_rate_integrates_to_the_work(graph: TaskGraph) -> None:
+    check_schedule(graph, play(graph))
+
+
+@given(overlaps())
+def test_overlap_stretches_exactly_while_it_lasts(graph: TaskGraph) -> None:
     check_schedule(graph, play(graph))
 
 
