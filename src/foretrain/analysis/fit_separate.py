@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import exp, log
+from math import log
 
 from foretrain.analysis.candidates import Candidate, candidates
 from foretrain.analysis.fit import NOISE, Explanation, Measured
@@ -20,27 +20,35 @@ from foretrain.predict import predict
 
 #: Other plans are tried in the order of `candidates`, no more than this many.
 MOST_TRIED = 14
+#: Distances of ln(step): two explanations are told apart, and so for certain.
+CLEAR, CERTAIN = 3.0 * NOISE, 10.0 * NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separation:
-    """A run worth measuring: `name` with one change, and its step by explanation, in seconds.
-
-    `ratio` is the smallest ratio between the steps of two explanations, slower over faster.
-    """
+    """A run worth measuring: `name` with one change, and its step by explanation, in seconds."""
 
     name: str
     title: str
     changes: Mapping[str, object]
     steps_s: Mapping[str, float]
-    ratio: float
+
+    @property
+    def distances(self) -> list[float]:
+        """Returns |ln| of the ratio of the steps of every two explanations."""
+        return [abs(log(a / b)) for a, b in combinations(self.steps_s.values(), 2)]
+
+    @property
+    def merit(self) -> float:
+        """Returns the summed distances, each counted up to what tells two apart for certain."""
+        return sum(min(distance, CERTAIN) for distance in self.distances)
 
 
 def separate(runs: Sequence[Measured], explanations: Sequence[Explanation]) -> Separation | None:
     """Returns the single change of a plan that tells the explanations apart best.
 
-    None where no change that fits in memory puts all of them more than two noises apart (the
-    smallest ratio decides), or where there is nothing to tell apart.
+    None where no change that fits in memory puts two of them further apart than `CLEAR`, or where
+    there is nothing to tell apart.
     """
     open_ = [e for e in explanations if e.factor is not None]
     if len(open_) < 2:
@@ -56,20 +64,16 @@ def separate(runs: Sequence[Measured], explanations: Sequence[Explanation]) -> S
         except ForetrainError:
             continue  # not a plan that can be modelled
         steps = {e.constant: model.step_s(_adjustments(e)) for e in open_}
-        ratio = exp(min(abs(log(a / b)) for a, b in combinations(steps.values(), 2)))
         separation = Separation(
             name=measured.name,
             title=candidate.title,
             changes=candidate.changes,
             steps_s=steps,
-            ratio=ratio,
         )
         found.append((separation, candidate))
-    found.sort(key=lambda pair: -pair[0].ratio)
+    found.sort(key=lambda pair: -pair[0].merit)
     for separation, candidate in found:
-        if log(separation.ratio) < 2.0 * NOISE:
-            return None
-        if predict(candidate.run).fits:
+        if max(separation.distances) > CLEAR and predict(candidate.run).fits:
             return separation
     return None
 

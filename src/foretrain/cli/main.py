@@ -1,4 +1,4 @@
-"""The command line: `foretrain predict|explain|compare|catalog`."""
+"""The command line: `foretrain predict|explain|compare|fit|catalog`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretrain.cli import options as opt
+from foretrain.cli.fit_command import fit
 from foretrain.cli.output import Finished, complain
 from foretrain.cli.validate_command import validate
 from foretrain.errors import ForetrainError
@@ -140,6 +141,7 @@ def catalog(
 
 
 app.command()(validate)
+app.command()(fit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
