@@ -27,6 +27,7 @@ def small() -> RunSpec:
             "training": {"sequence": 1024, "global_batch": 8, "microbatch": 1},
             "plan": {"tp": 2, "pp": 2},
             "cluster": "1x4 a100-sxm-80gb",
+            "stack": "megatron-te",
         }
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
 from foretrain.compiler.recompute import core_ops, producers, saved_names
-from foretrain.compiler.splits import Split, atomic, own_split, settings_of
+from foretrain.compiler.splits import Split, atomic, own_split
 from foretrain.graph.backward import Backward
 from foretrain.graph.ir import Block, Op, Tensor
 from foretrain.mesh import Mesh
@@ -88,7 +88,7 @@ def lower_block(
     residual = _residual(outer, mesh)
     if block.input is not None:
         flow.arrive(block.input, _fit(residual, tensors[block.input]))
-    settings = {op.name: settings_of(nodes, op_path(block, layer, op.name), op) for op in block.ops}
+    settings = {op.name: resolve(nodes, op_path(block, layer, op.name)) for op in block.ops}
     forward = _forward(block, flow, settings, mesh)
     output = _leave(flow, block.output, residual, forward)
     input_copy = None if block.input is None else (block.input, flow.produced[block.input])

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
+from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.launches import Instance, StageContext
 from foretrain.compiler.parameters import Unit, make_unit
 from foretrain.compiler.passes import Passes
 from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
-from foretrain.compiler.splits import refine_mesh, settings_of
+from foretrain.compiler.splits import refine_mesh
 from foretrain.compiler.stage import build_entries
 from foretrain.errors import PlanError, Problem
 from foretrain.graph.backward import Backward, derive_backward
@@ -26,7 +27,7 @@ from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
 from foretrain.program import Program, RankClass, Segment
 from foretrain.stack import Stack
-from foretrain.strategy.tree import StrategyTree, layer_classes
+from foretrain.strategy.tree import StrategyTree, layer_classes, resolve
 from foretrain.units import dtype_bytes
 
 
@@ -51,6 +52,9 @@ class _Compiler:
 
     def __init__(self, graph: Graph, tree: StrategyTree, job: Job) -> None:
         self.graph, self.tree, self.job = graph, tree, job
+        problems = check_nodes(graph, tree.nodes, tree.mesh)
+        if problems:
+            raise PlanError(problems)
         self.mesh = self._refined_mesh()
         self.table = EventTable()
         self.segments: list[Segment] = []
@@ -61,7 +65,7 @@ class _Compiler:
     def _refined_mesh(self) -> Mesh:
         nodes = self.tree.nodes
         pairs = [
-            (op, settings_of(nodes, op_path(block, 0, op.name), op))
+            (op, resolve(nodes, op_path(block, 0, op.name)))
             for block in self.graph.blocks
             for op in block.ops
         ]

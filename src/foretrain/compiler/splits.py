@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from foretrain.compiler.placements import FLAT, Layout, layout
-from foretrain.errors import PlanError, Problem, nearest
+from foretrain.errors import InternalError, Problem
 from foretrain.graph.ir import Op, Operand, Tensor
 from foretrain.mesh import Mesh
-from foretrain.strategy.tree import Node, Settings, resolve
+from foretrain.strategy.tree import Settings
 
 Split = dict[str, tuple[str, ...]]
 #: Dims along which these operators need the whole row: they cannot be split.
@@ -20,7 +20,7 @@ ROW_DIMS = {"layernorm": ("hidden",), "rmsnorm": ("hidden",), "softmax": ("seq_k
 
 
 def atomic(axes: Iterable[str], mesh: Mesh) -> list[str]:
-    """Returns axis names with split axes replaced by their parts; PlanError for unknown names."""
+    """Returns axis names with split axes replaced by their parts (names are checked before)."""
     result: list[str] = []
     for axis in axes:
         if axis in mesh.axes:
@@ -30,14 +30,7 @@ def atomic(axes: Iterable[str], mesh: Mesh) -> list[str]:
         elif axis == "dp":
             result += ["dp_replicate", "dp_shard"]
         else:
-            raise PlanError(
-                Problem(
-                    what="unknown mesh axis",
-                    value=axis,
-                    allowed=", ".join(mesh.axes),
-                    way_out=nearest(axis, mesh.axes),
-                )
-            )
+            raise InternalError(f"unknown mesh axis {axis!r}")
     return result
 
 
@@ -59,26 +52,40 @@ def refine_mesh(mesh: Mesh, ops: Iterable[tuple[Op, Settings]]) -> Mesh:
 
 
 def own_split(op: Op, settings: Mapping[str, Sequence[str]], mesh: Mesh) -> Split:
-    """Returns the split that explicit settings ask for; groups of dims are filled in order."""
+    """Returns the split that explicit settings ask for; groups of dims are filled in order.
+
+    A later setting wins: it replaces earlier ones of the same dims, and takes its axes from
+    other dims.
+    """
     split: dict[str, list[str]] = {}
     for name, axes in settings.items():
         parts = op.groups.get(name) or ((name,) if _has(op, name) else ())
         if not parts:
             continue
-        rest = {part: op.dim(part).size for part in parts}
-        index = 0
-        for axis in atomic(axes, mesh):
-            size = mesh.size(axis)
-            while index < len(parts) - 1 and rest[parts[index]] % size:
-                index += 1
-            part = parts[index]
-            if len(parts) == 1 and op.groups.get(name) and rest[part] < size:
-                continue  # more ranks than KV heads: replicated over the rest
-            rest[part] //= size
-            split.setdefault(part, []).append(axis)
-        for part in parts:
-            split.setdefault(part, [])
+        wanted = atomic(axes, mesh)
+        for dim, taken in split.items():
+            split[dim] = [axis for axis in taken if axis not in wanted]
+        split |= _fill(op, parts, wanted, mesh, group=name in op.groups)
     return {dim: tuple(axes) for dim, axes in split.items()}
+
+
+def _fill(
+    op: Op, parts: Sequence[str], axes: Sequence[str], mesh: Mesh, *, group: bool
+) -> dict[str, list[str]]:
+    """Deals axes to the dims of a group: to the next dim where the one before is used up."""
+    rest = {part: op.dim(part).size for part in parts}
+    filled: dict[str, list[str]] = {part: [] for part in parts}
+    index = 0
+    for axis in axes:
+        size = mesh.size(axis)
+        while index < len(parts) - 1 and rest[parts[index]] % size:
+            index += 1
+        part = parts[index]
+        if group and len(parts) == 1 and rest[part] < size:
+            continue  # more ranks than KV heads: replicated over the rest
+        rest[part] //= size
+        filled[part].append(axis)
+    return filled
 
 
 def _has(op: Op, dim: str) -> bool:
@@ -115,7 +122,7 @@ def full_split(
             free = [axis for axis in axes if axis not in claimed]
             split.setdefault(dim, []).extend(free)
             claimed |= set(free)
-    return {d.name: tuple(split[d.name]) for d in op.dims if split.get(d.name)}
+    return {d.name: tuple(split.get(d.name, ())) for d in op.dims}
 
 
 def wanted_layout(operand: Operand, tensor: Tensor, split: Split) -> Layout:
@@ -140,25 +147,3 @@ def check_split(op: Op, split: Split, mesh: Mesh, path: str) -> list[Problem]:
                 )
             )
     return problems
-
-
-def settings_of(nodes: Sequence[Node], path: str, op: Op) -> Settings:
-    """Returns the settings of an operator; PlanError when its own node names a missing dim."""
-    settings = resolve(nodes, path)
-    known = {d.name for d in op.dims} | set(op.groups)
-    parts = path.split(".")
-    for node in nodes:
-        if node.depth < len(parts) or not node.matches(parts):
-            continue
-        for dim in node.computation:
-            if dim not in known:
-                raise PlanError(
-                    Problem(
-                        what="the operator has no such dim",
-                        where=f"{node.pattern} (computation)",
-                        value=dim,
-                        allowed=", ".join(sorted(known)),
-                        way_out=nearest(dim, known),
-                    )
-                )
-    return settings

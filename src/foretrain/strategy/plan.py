@@ -58,7 +58,5 @@ class Plan:
     prefetch: int = 1
     overlap: Overlap = field(default_factory=Overlap)
     order: tuple[str, ...] | None = None
-    overrides: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict[str, Mapping[str, Any]]
-    )
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     tree: Mapping[str, Any] | None = None

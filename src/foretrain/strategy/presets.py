@@ -31,7 +31,7 @@ def build_tree(
     mesh = build_mesh(plan, world_size)
     nodes = [
         *_data_nodes(plan, mesh),
-        *_tensor_nodes(plan),
+        *_tensor_nodes(plan, spec),
         *_recompute_nodes(plan, spec),
         *(node_from_mapping(pattern, value) for pattern, value in plan.overrides.items()),
     ]
@@ -108,7 +108,7 @@ def _data_nodes(plan: Plan, mesh: Mesh) -> list[Node]:
     return [root, Node(pattern="head", reshard=False)] if zero >= 3 else [root]
 
 
-def _tensor_nodes(plan: Plan) -> list[Node]:
+def _tensor_nodes(plan: Plan, spec: ModelSpec) -> list[Node]:
     """Megatron's column and row splits; sequence parallelism is a layout of the residual stream.
 
     The rest (rotary, attention core, output and down projections, activation, loss) follows by
@@ -124,14 +124,16 @@ def _tensor_nodes(plan: Plan) -> list[Node]:
         ),
         *(
             Node(pattern=f"layers.*.mlp.{name}", computation={"ffn": ("tp",)})
-            for name in ("up", "gate")
+            for name in (("up", "gate") if spec.gated else ("up",))
         ),
         Node(pattern="head.logits", computation={"vocab": ("tp",)}),
     ]
     if plan.sequence_parallel:
+        after = {"position": spec.positions == "learned", "dropout": spec.dropout > 0}
         nodes += [
             Node(pattern=f"embedding.{name}", computation={"seq": ("cp", "tp")})
-            for name in ("position", "dropout")
+            for name, present in after.items()
+            if present
         ]
     return nodes
 
@@ -213,7 +215,9 @@ def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
 
 
 def _splits(value: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {
-        str(dim): (axes,) if isinstance(axes, str) else tuple(str(axis) for axis in axes)
-        for dim, axes in value.items()
-    }
+    """One axis may be written without a list; anything else is refused by check_nodes.py."""
+    splits: dict[str, tuple[str, ...]] = {}
+    for dim, axes in value.items():
+        many = cast("list[str]", axes) if isinstance(axes, list | tuple) else None
+        splits[str(dim)] = (axes,) if isinstance(axes, str) else tuple(many) if many else axes
+    return splits

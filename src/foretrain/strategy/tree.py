@@ -117,7 +117,10 @@ def resolve(nodes: Sequence[Node], path: str) -> Settings:
     memory: dict[str, DimSplit] = {}
     recompute, keep_gathered, reshard = "none", False, True
     for node in reached:
-        (own if node.pattern else inherited).update(node.computation)
+        settings = own if node.pattern else inherited
+        for dim, axes in node.computation.items():
+            settings.pop(dim, None)  # the order of keys is the order of precedence
+            settings[dim] = axes
         memory.update(node.memory)
         recompute = node.recompute or recompute
         keep_gathered = keep_gathered if node.keep_gathered is None else node.keep_gathered

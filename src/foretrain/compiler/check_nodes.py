@@ -1,0 +1,122 @@
+"""Checks of strategy nodes against the graph and the mesh: nothing given is ignored silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+from foretrain.compiler.block import op_path
+from foretrain.compiler.placements import FLAT
+from foretrain.errors import Problem, nearest
+from foretrain.graph.ir import Graph, Op
+from foretrain.mesh import Mesh
+from foretrain.strategy.plan import RECOMPUTE
+from foretrain.strategy.tree import MEMORY_ROLES, Node
+
+RESIDUAL_DIMS = ("batch", "seq", "hidden")
+
+
+def check_nodes(graph: Graph, nodes: Sequence[Node], mesh: Mesh) -> list[Problem]:
+    """Returns a problem for every setting that has no effect or no meaning.
+
+    Patterns that match nothing, unknown dims, axes, roles and words, an axis used twice.
+    """
+    ops = _all_paths(graph)
+    return [problem for node in nodes for problem in _check_node(node, ops, mesh)]
+
+
+def _all_paths(graph: Graph) -> list[tuple[tuple[str, ...], Op]]:
+    return [
+        (tuple(op_path(block, layer, op.name).split(".")), op)
+        for block in graph.blocks
+        for layer in range(block.repeat)
+        for op in block.ops
+    ]
+
+
+def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mesh) -> list[Problem]:
+    where = f"strategy node {node.pattern!r}"
+    below = _below(node, ops)
+    if not below:
+        return [_matches_nothing(node, ops, where)]
+    problems: list[Problem] = []
+    if node.recompute is not None and node.recompute not in RECOMPUTE:
+        problems.append(_unknown("recompute", node.recompute, RECOMPUTE, where))
+    dims = {name for op in below for name in (*(d.name for d in op.dims), *op.groups)}
+    if node.pattern:
+        problems += [
+            _unknown("dim", dim, sorted(dims), f"{where}, computation")
+            for dim in node.computation
+            if dim not in dims
+        ]
+    problems += _check_axes(node.computation, mesh, f"{where}, computation")
+    for role, split in node.memory.items():
+        if role not in MEMORY_ROLES:
+            problems.append(_unknown("memory role", role, MEMORY_ROLES, where))
+            continue
+        allowed = RESIDUAL_DIMS if role == "residual" else (FLAT,)
+        inside = f"{where}, memory.{role}"
+        problems += [_unknown("dim", dim, allowed, inside) for dim in split if dim not in allowed]
+        problems += _check_axes(split, mesh, inside)
+    return problems
+
+
+def _below(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]]) -> list[Op]:
+    """The distinct operators that a node reaches."""
+    if not node.pattern:
+        return list({op.name: op for _, op in ops}.values())
+    parts = node.pattern.split(".")
+    found: dict[str, Op] = {}
+    for path, op in ops:
+        if len(parts) <= len(path) and all(
+            fnmatchcase(name, part) for name, part in zip(path, parts, strict=False)
+        ):
+            found.setdefault(op.name, op)
+    return list(found.values())
+
+
+def _matches_nothing(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], where: str) -> Problem:
+    general = {
+        ".".join("*" if part.isdigit() else part for part in path[:length])
+        for path, _ in ops
+        for length in range(1, len(path) + 1)
+    }
+    return Problem(
+        what="the pattern matches no module and no operator",
+        where=where,
+        value=node.pattern,
+        allowed="a path such as layers.*.mlp.down, layers.0.attention or head.logits",
+        way_out=nearest(node.pattern, general),
+    )
+
+
+def _check_axes(split: Mapping[str, object], mesh: Mesh, where: str) -> list[Problem]:
+    problems: list[Problem] = []
+    used: list[str] = []
+    allowed = [axis for axis in mesh.axes if axis != "pp"]
+    for dim, axes in split.items():
+        if not isinstance(axes, list | tuple):
+            problems.append(Problem(what="wants an axis or a list of axes", where=f"{where}.{dim}",
+                                    value=axes, allowed=", ".join(allowed)))  # fmt: skip
+            continue
+        for axis in cast("Iterable[Any]", axes):
+            if axis not in (*allowed, "dp"):
+                problems.append(_unknown("mesh axis", str(axis), allowed, f"{where}.{dim}"))
+            elif axis in used:
+                problems.append(
+                    Problem(what="a mesh axis is used twice", where=f"{where}.{dim}", value=axis)
+                )
+            used.append(str(axis))
+    return problems
+
+
+def _unknown(what: str, value: str, allowed: Iterable[str], where: str) -> Problem:
+    names = list(allowed)
+    return Problem(
+        what=f"unknown {what}",
+        where=where,
+        value=value,
+        allowed=", ".join(names),
+        way_out=nearest(value, names),
+    )
