@@ -23,6 +23,7 @@ def run_predict(
     flat: bool,
     plain: bool,
     strict: bool,
+    tokens: str | None = None,
 ) -> None:
     """Predicts one run, prints the report, writes the files; exit code 2 when it does not fit."""
     check_target(json_file, "--json")
@@ -30,15 +31,21 @@ def run_predict(
     from foretrain.run.load import load_run
 
     run = load_run(run_file, overrides=overrides, flags=flags)
+    from foretrain.analysis.cost_of_run import cost_of_run, token_budget
     from foretrain.analysis.levers import find_levers
     from foretrain.predict import predict
     from foretrain.report.json_form import to_json
     from foretrain.report.text import render
+    from foretrain.report.tokens import token_json, token_lines
 
+    budget = None if tokens is None else token_budget(tokens, run)
     result = predict(run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None)
-    text = "" if json_file == "-" else render(result, run, find_levers(run, result))
+    cost = None if budget is None else cost_of_run(result, run, budget)
+    lines = () if cost is None else token_lines(cost, run)
+    text = "" if json_file == "-" else render(result, run, find_levers(run, result), lines)
     if json_file is not None:
-        form = json_text(to_json(result, run))
+        more = {} if cost is None else {"token_budget": token_json(cost)}
+        form = json_text({**to_json(result, run), **more})
         if json_file == "-":
             emit(form)
         else:
@@ -68,7 +75,7 @@ def run_explain(run_file: str, what: str | None, stage: str, overrides: Sequence
 
 
 def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
-    """Prints several predictions side by side; exit code 2 when none of them fits."""
+    """Prints several predictions side by side; exit code 2 when one does not fit."""
     if len(run_files) < 2:
         raise InputError(Problem(what="give two or more run files", where="compare"))
     from foretrain.run.load import load_run
@@ -87,7 +94,7 @@ def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
 
     items = [(Path(name).stem, run, predict(run)) for name, run in runs]
     emit(render_comparison(items))
-    if not any(result.fits for _, _, result in items):
+    if not all(result.fits for _, _, result in items):
         raise Finished(2)
 
 

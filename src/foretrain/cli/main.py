@@ -52,6 +52,7 @@ def predict(
     flat: opt.Flat = False,
     plain: opt.Plain = False,
     strict: opt.Strict = False,
+    tokens: opt.Tokens = None,
     model: opt.Model = None,
     cluster: opt.Cluster = None,
     stack: opt.Stack = None,
@@ -99,6 +100,7 @@ def predict(
         flat=flat,
         plain=plain,
         strict=strict,
+        tokens=tokens,
     )
 
 

@@ -34,6 +34,10 @@ Trace = Annotated[
     str | None,
     typer.Option("--trace", metavar="FILE", help="Write a Chrome trace (.json or .json.gz)."),
 ]
+Tokens = Annotated[
+    str | None,
+    typer.Option("--tokens", metavar="N", help="Add days, GPU-hours and money for N (1T) tokens."),
+]
 Flat = Annotated[bool, typer.Option("--flat", help="Play every rank and every operator.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Without overlap slowdown and link sharing.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what is not modelled.")]

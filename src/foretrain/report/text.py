@@ -31,16 +31,19 @@ WIDTH = 100
 TOP_EVENTS = 8
 
 
-def render(result: Result, run: RunSpec, levers: Sequence[Lever] = ()) -> str:
+def render(
+    result: Result, run: RunSpec, levers: Sequence[Lever] = (), budget: Sequence[str] = ()
+) -> str:
     """Returns the report as plain ASCII text; its first line answers the question in words.
 
-    Order: verdict, run, throughput triple with MFU, time table, memory table, stages (pp > 1),
-    top events, levers, assumptions, warnings, provenance. The columns of both tables add up as
-    printed (largest remainder rounding).
+    Order: verdict, run, throughput triple with MFU, `budget` (report/tokens.py), time table, memory
+    table, stages (pp > 1), top events, levers, assumptions, warnings, provenance. The columns of
+    both tables add up as printed (largest remainder rounding).
     """
     sections = [
         [verdict(result, run)],
         [run_line(run), *_headline(result, run)],
+        list(budget),
         _time_section(result),
         _memory_section(result),
         _stage_section(result),
