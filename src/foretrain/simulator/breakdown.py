@@ -8,8 +8,6 @@ stages), a launch under way is host. After the last task it is bubble or waiting
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from foretrain.simulator.expand import Expanded, TaskInfo
 from foretrain.simulator.result import TimeParts
 from foretrain.simulator.tasks import COMM, HOST, Played
@@ -49,13 +47,9 @@ def book_device(expanded: Expanded, played: Played, device: int, *, pipeline: bo
 def _stream_tasks(expanded: Expanded, device: int, stream: str) -> list[int]:
     graph = expanded.graph
     for s, tasks in enumerate(graph.order):
-        if graph.device[s] == device and tasks and _stream_name(expanded, tasks, stream):
+        if graph.device[s] == device and expanded.stream_names[s] == stream:
             return tasks
     return []
-
-
-def _stream_name(expanded: Expanded, tasks: Sequence[int], stream: str) -> bool:
-    return expanded.info[tasks[0]].stream == stream
 
 
 def _tail(expanded: Expanded, played: Played, device: int, clock: float) -> list[int]:

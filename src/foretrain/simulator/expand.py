@@ -38,6 +38,7 @@ class Expanded:
     graph: TaskGraph
     info: list[TaskInfo]
     devices: list[tuple[int, int]]
+    stream_names: list[str] = field(default_factory=list[str])
     first_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     comm_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -129,6 +130,7 @@ class _Expander:
         key = (device, name)
         if key not in self.streams:
             self.streams[key] = self.graph.add_stream(device)
+            self.out.stream_names.append(name)
         return self.streams[key]
 
     def link(self, rank: int, name: str) -> int:

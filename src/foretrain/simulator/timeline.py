@@ -21,7 +21,7 @@ def build_timeline(program: Program, simulated: Simulated) -> tuple[Slice, ...]:
             for task in order:
                 if task not in seen:
                     seen.add(task)
-                    slices += _slices(simulated, device, index, stream, task, keys)
+                    slices += _slices(simulated, index, stream, task, keys)
     slices.sort(key=lambda s: (s.rank_class, s.start_s))
     return tuple(slices)
 
@@ -37,7 +37,7 @@ def _keys(program: Program, simulated: Simulated) -> dict[int, str]:
 
 
 def _slices(
-    simulated: Simulated, device: int, index: int, stream: int, task: int, keys: dict[int, str]
+    simulated: Simulated, index: int, stream: int, task: int, keys: dict[int, str]
 ) -> list[Slice]:
     expanded, played = simulated.expanded, simulated.played
     info = expanded.info[task]
@@ -46,11 +46,10 @@ def _slices(
         return []
     if task in expanded.macros:
         return _open(simulated, index, task, start, finish)
-    name = info.stream if info.device == device else _own_stream(simulated, device, stream, task)
     return [
         Slice(
             rank_class=index,
-            stream=name,
+            stream=expanded.stream_names[stream],
             label=info.label,
             category=info.category,
             start_s=start,
@@ -58,16 +57,6 @@ def _slices(
             key=keys.get(task),
         )
     ]
-
-
-def _own_stream(simulated: Simulated, device: int, stream: int, task: int) -> str:
-    """The name of the stream by which another device takes part in a joined task."""
-    for other in simulated.expanded.graph.order[stream]:
-        info = simulated.expanded.info[other]
-        if info.device == device:
-            return info.stream
-    word = simulated.expanded.info[task].stream
-    return word.replace("send", "recv") if "send" in word else word
 
 
 def _open(simulated: Simulated, index: int, task: int, start: float, finish: float) -> list[Slice]:

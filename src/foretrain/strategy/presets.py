@@ -218,6 +218,9 @@ def _splits(value: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """One axis may be written without a list; anything else is refused by check_nodes.py."""
     splits: dict[str, tuple[str, ...]] = {}
     for dim, axes in value.items():
-        many = cast("list[str]", axes) if isinstance(axes, list | tuple) else None
-        splits[str(dim)] = (axes,) if isinstance(axes, str) else tuple(many) if many else axes
+        if isinstance(axes, str):
+            splits[str(dim)] = (axes,)
+        else:
+            listed = isinstance(axes, list | tuple)
+            splits[str(dim)] = tuple(cast("list[str]", axes)) if listed else axes
     return splits
