@@ -28,7 +28,8 @@ from foretrain.units import dtype_bytes
 MEGATRON = Precision(grad_reduce="fp32", grad_accumulate="fp32")
 #: bf16 compute over fp32 shards: what FSDP's mixed precision keeps.
 FSDP_MIXED = Precision(weight="fp32", grad_accumulate="fp32", master=None)
-STACK = Stack(name="made-up", preset="megatron", fused=("qkv", "gate_up"))
+#: One copy of the logits in the compute dtype; frameworks that keep more are tested by name.
+STACK = Stack(name="made-up", preset="megatron", fused=("qkv", "gate_up"), logits_dtype="bf16")
 OPEN = replace(STACK, attention="unfused", fused=())
 
 
