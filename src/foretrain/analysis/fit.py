@@ -244,7 +244,9 @@ def _explanation(
     misses = [log(step / run.step_s) for step, run in zip(steps, runs, strict=True)]
     sigma = log(band) / Z90
     slopes = [run.model.response(constant).slope(log_time) for run in runs]
-    precision = sum((slope / noise) ** 2 for slope in slopes) + 1.0 / sigma**2
+    precision = sum((slope / noise) ** 2 for slope in slopes)
+    if len(runs) > 1:  # one run's value is what its step implies, whatever was likely before
+        precision += 1.0 / sigma**2
     return Explanation(
         constant=constant,
         factor=factor_of(constant, log_time),
@@ -252,7 +254,7 @@ def _explanation(
         steps_s=steps,
         misfit=sqrt(sum(miss**2 for miss in misses) / len(misses)),
         score=sum((miss / noise) ** 2 for miss in misses) + (log_time / sigma) ** 2,
-        error=exp(Z90 / sqrt(precision)),
+        error=exp(Z90 / sqrt(precision)) if precision > 0.0 else 1.0,
     )
 
 

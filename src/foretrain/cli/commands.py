@@ -92,10 +92,17 @@ def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
     from foretrain.predict import predict
     from foretrain.report.compare import render_comparison
 
-    items = [(Path(name).stem, run, predict(run)) for name, run in runs]
+    names = short_names([name for name, _ in runs])
+    items = [(name, run, predict(run)) for name, (_, run) in zip(names, runs, strict=True)]
     emit(render_comparison(items))
     if not all(result.fits for _, _, result in items):
         raise Finished(2)
+
+
+def short_names(run_files: Sequence[str]) -> list[str]:
+    """Returns the stems of the files, or what was given where stems would be equal."""
+    stems = [Path(name).stem for name in run_files]
+    return stems if len(set(stems)) == len(stems) else list(run_files)
 
 
 def run_catalog(kind: str | None, name: str | None) -> None:

@@ -48,11 +48,13 @@ def run_fit(
     from foretrain.analysis.fit_measured import measured_step_s
     from foretrain.analysis.fit_response import StepModel
     from foretrain.analysis.fit_separate import separate
+    from foretrain.cli.commands import short_names
     from foretrain.report.fit_text import fit_json, render_fit
     from foretrain.run.load import load_run
 
     found: list[MeasuredRun] = []
     problems: list[Problem] = []
+    names = dict(zip(run_files, short_names(run_files), strict=True))
     for name, text in zip(run_files, measured, strict=True):
         try:
             run = load_run(name, overrides=overrides)
@@ -60,7 +62,7 @@ def run_fit(
         except InputError as error:  # the problems of all runs are reported together
             problems += error.problems
             continue
-        found.append(MeasuredRun(name=Path(name).stem, model=StepModel(run), step_s=step_s))
+        found.append(MeasuredRun(name=names[name], model=StepModel(run), step_s=step_s))
     if problems:
         raise InputError(problems)
     outcome = fit_runs(found)

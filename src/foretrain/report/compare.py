@@ -63,11 +63,15 @@ def _verdict(items: Sequence[Compared]) -> str:
     fitting = [item for item in items if item[2].fits]
     if not fitting:
         return "None of the runs fits."
+    if not _same_work(items):
+        missing = [name for name, _, result in items if not result.fits]
+        fit = f"{', '.join(missing)} does not fit" if missing else "All runs fit"
+        return f"{fit}. They train different models or lengths: their throughput does not compare."
     best = max(fitting, key=_rate)
     unit = throughput(best[2], best[1].cluster.world_size)[1]
     text = f"Fastest that fits, per GPU: {best[0]} with {number(_rate(best))} {unit}"
     others = [item for item in fitting if item is not best]
-    if others and _same_unit(items):
+    if others:
         second = max(others, key=_rate)
         text += f", {percent(_rate(best) / _rate(second) - 1)} more than {second[0]}"
         if _overlap(best[2], second[2]):
@@ -79,8 +83,10 @@ def _rate(item: Compared) -> float:
     return throughput(item[2], item[1].cluster.world_size)[0]
 
 
-def _same_unit(items: Sequence[Compared]) -> bool:
-    return len({result.tokens_per_s is None for _, _, result in items}) == 1
+def _same_work(items: Sequence[Compared]) -> bool:
+    """Returns whether all runs do the same for a sample: one model at one length."""
+    works = {(run.model.name, run.model.layers, run.training.sequence) for _, run, _ in items}
+    return len(works) == 1
 
 
 def _overlap(fast: Result, slow: Result) -> bool:
@@ -107,7 +113,7 @@ def _throughput(item: Compared, _: Compared) -> str:
 
 
 def _relative(item: Compared, first: Compared) -> str:
-    return f"{_rate(item) / _rate(first):.3f}x" if _same_unit((item, first)) else "-"
+    return f"{_rate(item) / _rate(first):.3f}x" if _same_work((item, first)) else "-"
 
 
 def _exposed(item: Compared, _: Compared) -> str:
