@@ -12,8 +12,9 @@ from itertools import combinations
 from math import log
 
 from foretrain.analysis.candidates import Candidate, candidates
-from foretrain.analysis.fit import NOISE, Explanation, Measured
+from foretrain.analysis.fit import NOISE
 from foretrain.analysis.fit_response import StepModel
+from foretrain.analysis.fit_search import Explanation, Measured
 from foretrain.cost.adjust import Adjustments
 from foretrain.errors import ForetrainError
 from foretrain.predict import predict

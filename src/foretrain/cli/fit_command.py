@@ -43,10 +43,10 @@ def run_fit(
     """Reads the runs with their measured values, fits, and prints what they imply."""
     check_target(json_file, "--json")
     _check_pairs(run_files, measured)
-    from foretrain.analysis.fit import Measured as MeasuredRun
     from foretrain.analysis.fit import fit as fit_runs
     from foretrain.analysis.fit_measured import measured_step_s
     from foretrain.analysis.fit_response import StepModel
+    from foretrain.analysis.fit_search import Measured as MeasuredRun
     from foretrain.analysis.fit_separate import separate
     from foretrain.cli.commands import short_names
     from foretrain.report.fit_text import fit_json, render_fit

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import exp
 from typing import Any
 
-from foretrain.analysis.fit import DECISIVE, NOISE, Explanation, Fit, Measured
+from foretrain.analysis.fit import DECISIVE, NOISE, Fit
+from foretrain.analysis.fit_search import Explanation, Measured
 from foretrain.analysis.fit_separate import Separation
 from foretrain.report.tables import table
 from foretrain.report.words import percent
