@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypothesis import strategies as st
+
 from foretrain.compiler.lower import Job, compile_program
 from foretrain.frontends.catalog import resolve_model
 from foretrain.frontends.spec import ModelSpec
@@ -20,7 +22,8 @@ from foretrain.program import Comm, CommEvent, ComputeEvent, Event, Item, Progra
 from foretrain.simulator.segment_play import EventTimes
 from foretrain.simulator.simulate import Simulated, simulate
 from foretrain.stack import Stack
-from foretrain.strategy.plan import Plan
+from foretrain.strategy.checks import ZERO_STAGES
+from foretrain.strategy.plan import Overlap, Plan, Recompute
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import StrategyTree
 from foretrain.units import dtype_bytes
@@ -125,8 +128,9 @@ def flat_times(
 ) -> EventTimes:
     """Times at flat rates: 100 TFLOP/s, 1 TB/s and `comm` x (10 us + bytes / 100 GB/s).
 
-    `shared` puts groups of more than two ranks on the NIC; `press` and `slowed` are the overlap
-    factors of every kind of communication.
+    `shared` puts transfers between stages and groups of more than two ranks on the NIC; `press`
+    and `slowed` are the overlap factors of collectives (transfers between stages press on nothing:
+    cost/overlap.py).
     """
 
     def price(event: Event) -> float:
@@ -138,10 +142,11 @@ def flat_times(
         return 0.0 if isinstance(event, ComputeEvent) else comm * 1e-5
 
     def link(event: Event) -> str:
-        crosses = isinstance(event, CommEvent) and len(event.ranks) > 2
-        return "nic" if shared and crosses else ""
+        if not shared or isinstance(event, ComputeEvent):
+            return ""
+        return "nic" if len(event.ranks) > 2 or event.collective == "send_recv" else ""
 
-    kinds = ("tp", "cp", "ep", "pp", "dp")
+    kinds = ("tp", "cp", "ep", "dp")
     return priced(
         program,
         price,
@@ -240,3 +245,103 @@ def launched(program: Program, stage: int) -> Iterator[tuple[Item, Event]]:
             for index in entry.segments:
                 for item in program.segments[index].items:
                     yield item, program.events[item.event]
+
+
+# -- random runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomRun:
+    """A valid small run; `compile` compiles it."""
+
+    spec: ModelSpec
+    plan: Plan
+    world: int
+    accumulation: int
+    microbatch: int
+    sequence: int
+    stack: Stack
+
+    def compile(self, **changes: Any) -> Small:
+        run = replace(self, **changes)
+        return compile_small(
+            run.spec,
+            run.plan,
+            run.world,
+            accumulation=run.accumulation,
+            microbatch=run.microbatch,
+            sequence=run.sequence,
+            stack=run.stack,
+            devices_per_node=4,
+        )
+
+
+@st.composite
+def random_runs(draw: st.DrawFn, *, max_world: int = 32, max_layers: int = 8) -> RandomRun:
+    """Llama or GPT of a few layers on up to `max_world` ranks, cp = 1, any way to cut it."""
+    tp = draw(st.sampled_from([1, 2, 4, 8]))
+    pp = draw(st.sampled_from([p for p in (1, 2, 3, 4) if tp * p <= max_world]))
+    dp = draw(st.sampled_from([d for d in (1, 2, 4, 8) if tp * pp * d <= max_world]))
+    interleave = draw(st.sampled_from([1, 1, 2] if 2 * pp <= max_layers and pp > 1 else [1]))
+    groups = pp if interleave > 1 else 1
+    accumulation = groups * draw(st.integers(1, 4 if groups == 1 else 2))
+    preset = draw(st.sampled_from(["megatron", "fsdp", "deepspeed", "ddp"]))
+    zero = draw(st.sampled_from(ZERO_STAGES[preset]))
+    if preset == "deepspeed" and pp > 1:
+        zero = min(zero, 1)
+    schedule = "interleaved" if interleave > 1 else draw(st.sampled_from(["1f1b", "gpipe"]))
+    mode = draw(st.sampled_from(["none", "none", "selective", "full"]))
+    plan = Plan(
+        preset=preset,
+        tp=tp,
+        pp=pp,
+        zero=zero,
+        shard=draw(st.sampled_from([s for s in (1, 2, 4, 8) if dp % s == 0])) if zero else None,
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        interleave=interleave,
+        schedule=schedule,
+        recompute=Recompute(mode=mode, layers=draw(st.sampled_from([None, None, 1]))),
+        reshard=draw(st.booleans()),
+        bucket_mib=draw(st.sampled_from([None, 0.01, 0.1])),
+        prefetch=draw(st.integers(0, 2)),
+        overlap=Overlap(
+            grad=draw(st.sampled_from([None, True, False])),
+            param=draw(st.sampled_from([None, True, False])),
+            tp=draw(st.sampled_from([None, True])),
+            p2p=draw(st.sampled_from([None, True])),
+        ),
+    )
+    heads = draw(st.sampled_from([h for h in (4, 8) if h % tp == 0]))
+    kv_heads = draw(
+        st.sampled_from(
+            [k for k in (1, 2, 4, 8) if heads % k == 0 and (k % tp == 0 or tp % k == 0)]
+        )
+    )
+    per_chunk = draw(st.integers(1, max(1, max_layers // (pp * interleave))))
+    sizes = {
+        "layers": pp * interleave * per_chunk,
+        "hidden": 8 * heads,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": draw(st.sampled_from([64, 96])),
+        "vocab": 80,
+        "tied": draw(st.booleans()),
+    }
+    family = llama if draw(st.booleans()) else gpt
+    stack = replace(
+        STACK,
+        attention=draw(st.sampled_from(["fused", "unfused"])),
+        fused=draw(st.sampled_from([(), ("qkv", "gate_up"), ("qkv", "wgrad_accumulate")])),
+        p2p_sync=draw(st.booleans()),
+        grad_norm=draw(st.booleans()),
+        scatter_gather=draw(st.booleans()),
+    )
+    return RandomRun(
+        spec=family(**sizes),
+        plan=plan,
+        world=tp * pp * dp,
+        accumulation=accumulation,
+        microbatch=draw(st.integers(1, 2)),
+        sequence=draw(st.sampled_from([8, 16])),
+        stack=stack,
+    )
