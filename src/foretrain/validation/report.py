@@ -54,7 +54,7 @@ def reasons(items: Sequence[Comparison]) -> list[tuple[str, int]]:
 def short_reason(reason: str) -> str:
     """Returns a reason without values and hints, e.g. 'plan.pp: N stages do not divide ...'."""
     first = reason.split("; ")[0].split(" (got ")[0]
-    return re.sub(r"\d+(\.\d+)?", "N", first)
+    return re.sub(r"(?<![A-Za-z])\d+(\.\d+)?", "N", first)
 
 
 def to_json(report: Report) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     plan |= _sharding(row, stack, plan, assumed)
     plan["sequence_parallel"] = _sequence_parallel(row, stack, plan, assumed)
     plan["recompute"] = map_recompute(row, stack, assumed)
-    overlap = map_overlap(row)
+    overlap = map_overlap(row, stack)
     if overlap:
         plan["overlap"] = overlap
     return plan
@@ -128,7 +128,7 @@ def _shard_size(row: Row, assumed: Assumed) -> int | None:
     if inner:
         return int(inner[1]) * int(inner[2])
     size = first_number(r"(?:shard group |fsdp=|fsdp2 )(\d+)", text)
-    if size is not None:
+    if size is not None and "table fsdp=0" not in text.lower():
         return int(size)
     if has_word(text, "hsdp", "fsdp+dp"):
         node = min(row.gpus_per_node or 8, row.n_gpus or 8)
@@ -173,10 +173,14 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     raise Unsupported(f"recompute {row.recompute!r} is not modelled")
 
 
-def map_overlap(row: Row) -> dict[str, bool]:
-    """Returns what the source says to run, or not to run, beside computation."""
+def map_overlap(row: Row, stack: Stack) -> dict[str, bool]:
+    """Returns what runs beside computation: as the source says, else as the stack's defaults do."""
     notes = row.notes.lower()
-    overlap: dict[str, bool] = {}
+    overlap = {
+        key.removeprefix("overlap_"): bool(value)
+        for key, value in stack.defaults.items()
+        if key.startswith("overlap_")
+    }
     if "comm overlap off" in notes:
         overlap = {"grad": False, "param": False, "tp": False, "p2p": False}
     if '"overlap-grad-reduce":true' in notes:
@@ -189,4 +193,6 @@ def map_overlap(row: Row) -> dict[str, bool]:
         overlap["tp"] = False
     if "gradient bucketing off" in notes:
         overlap["grad"] = False
+    if has_word(row.framework, "dedloc"):  # sends and receives run on streams of their own
+        overlap["p2p"] = True
     return overlap

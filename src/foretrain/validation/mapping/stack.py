@@ -23,7 +23,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"fms-fsdp", "torchtitan", "fms-fsdp as torchtitan (FSDP with torch.compile)"),
     (r"paddle", "megatron", "PaddlePaddle as megatron"),
     (r"oneflow|libai", "megatron", "OneFlow as megatron"),
-    (r"dedloc", "megatron", "the DeDLOC/GPipe prototype as megatron"),
+    (r"dedloc", "pytorch-eager", "the GPipe prototype as pytorch-eager without flash attention"),
     (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),
     (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
     (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
@@ -74,8 +74,8 @@ def _megatron(row: Row, assumed: Assumed) -> str:
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
-    if not text:
-        return None
+    if not text:  # the prototype is older than flash attention
+        return "unfused" if has_word(row.framework, "dedloc") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
         return "unfused"
     return "fused" if has_word(text, "flash", "fused", "sdpa", "cudnn") else None

@@ -60,8 +60,9 @@ def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
         (r"bf16/fp16", ""),
         (r"bf16|bfloat16", "bf16"),
         (r"tf32", "tf32"),
-        (r"fp16|float16|half|mixed", "fp16"),
+        (r"fp16|float16", "fp16"),
         (r"fp32|float32", "fp32"),
+        (r"half|mixed", "fp16"),
     ):
         if re.search(pattern, text):
             if word:
