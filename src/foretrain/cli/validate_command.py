@@ -22,6 +22,10 @@ def validate(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
     ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", metavar="FILE", help="Write the accuracy page (Markdown)."),
+    ] = None,
     families: Annotated[
         str | None, typer.Option("--families", metavar="A,B", help="Only these families.")
     ] = None,
@@ -38,10 +42,12 @@ def validate(
         problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
         raise InputError(problem)
     check_target(json, "--json")
+    check_target(report, "--report")
+    from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.report import render, to_json
     from foretrain.validation.run_validation import validate_runs
 
-    report = validate_runs(
+    result = validate_runs(
         Path(file),
         families=tuple(name.strip() for name in (families or "").split(",") if name.strip()),
         ids=_listed(ids),
@@ -50,12 +56,15 @@ def validate(
         progress=_progress(),
     )
     if json is not None:
-        form = json_text(to_json(report))
+        form = json_text(to_json(result))
         if json == "-":
             emit(form)
-            return
-        write_atomically(Path(json), form)
-    emit(render(report))
+        else:
+            write_atomically(Path(json), form)
+    if report is not None:
+        write_atomically(Path(report), accuracy_page(result))
+    if json != "-":
+        emit(render(result))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from foretrain.validation.compare import Comparison
 from foretrain.validation.statistics import GROUPINGS, Stats, grouped, statistics_of
+from foretrain.validation.subsets import LOW_MFU
 
 SCHEMA = 1
 
@@ -32,7 +33,10 @@ def build_report(items: Sequence[Comparison]) -> Report:
         overall=statistics_of(items),
         stated=statistics_of(stated),
         groups={
-            name: {key: statistics_of(rows) for key, rows in grouped(items, by).items()}
+            name: {
+                key: statistics_of(rows, counted_only=key != LOW_MFU)
+                for key, rows in grouped(items, by).items()
+            }
             for name, by in GROUPINGS.items()
         },
     )
@@ -107,7 +111,8 @@ def render(report: Report) -> str:
     """Returns the text for a terminal: overall, families, scale, device, what is unsupported."""
     lines = [_headline(report), ""]
     names = {"family": "Family", "gpu": "Device", "scale": "Devices"}
-    lines += _table("Rows", {"all": report.overall, "without assumptions": report.stated})
+    rows = {"all": report.overall, "without assumptions": report.stated}
+    lines += _table("Rows", {**rows, **report.groups["subset"]})
     for key, title in names.items():
         lines += ["", *_table(title, report.groups[key])]
     if len(report.groups["model_class"]) > 1:

@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from foretrain.validation.compare import Comparison
 from foretrain.validation.ranking import RankStats, rank_statistics
+from foretrain.validation.subsets import SUBSETS, subset_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +72,20 @@ def scale_of(item: Comparison) -> str:
     return next((name for low, high, name in SCALES if low <= count <= high), "not stated")
 
 
+#: The groups of the JSON form: name -> which group a row belongs to.
 GROUPINGS: dict[str, Grouping] = {
     "family": lambda item: item.row.family or "none",
     "gpu": lambda item: item.row.gpu_norm or "not stated",
     "scale": scale_of,
     "model_class": lambda item: item.row.model_class or "not stated",
+    "subset": subset_of,
 }
+_ORDER = {name: place for place, name in enumerate((*(name for *_, name in SCALES), *SUBSETS))}
 
 
-def statistics_of(items: Sequence[Comparison]) -> Stats:
+def statistics_of(items: Sequence[Comparison], *, counted_only: bool = True) -> Stats:
     """Returns the statistics of some rows; those that do not count are left out of errors."""
-    counted = [item for item in items if item.counted]
+    counted = [item for item in items if item.counted or not counted_only]
     return Stats(
         rows=len(items),
         predicted=sum(item.outcome.status == "ok" for item in items),
@@ -93,11 +97,11 @@ def statistics_of(items: Sequence[Comparison]) -> Stats:
 
 
 def grouped(items: Iterable[Comparison], key: Grouping) -> dict[str, list[Comparison]]:
-    """Returns the rows of each group, in order of name."""
+    """Returns the rows of each group, in order of scale or subset, else of name."""
     result: dict[str, list[Comparison]] = defaultdict(list)
     for item in items:
         result[key(item)].append(item)
-    return dict(sorted(result.items()))
+    return dict(sorted(result.items(), key=lambda pair: (_ORDER.get(pair[0], -1), pair[0])))
 
 
 def error_stats(

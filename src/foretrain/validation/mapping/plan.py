@@ -153,8 +153,6 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     """Returns the recompute setting: none, full, selective, or full for some layers."""
     text = row.recompute.lower()
     if not text:
-        if "activation checkpointing" in row.notes.lower():
-            return "full"
         value = str(stack.defaults.get("recompute", "none"))
         assumed.add(f"recompute = {value} (not stated; stack {stack.name})")
         return value
@@ -181,6 +179,8 @@ def map_overlap(row: Row, stack: Stack) -> dict[str, bool]:
         for key, value in stack.defaults.items()
         if key.startswith("overlap_")
     }
+    if "opts={" in notes:  # all options are listed: what is not there is off
+        overlap = {"grad": False, "param": False}
     if "comm overlap off" in notes:
         overlap = {"grad": False, "param": False, "tp": False, "p2p": False}
     if '"overlap-grad-reduce":true' in notes:

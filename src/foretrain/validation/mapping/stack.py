@@ -27,9 +27,13 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),
     (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
     (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
+    (r"litgpt|torchtune|nanogpt|hf transformers", "pytorch-eager", ""),
     (r"megatron|flagscale", "megatron", ""),
-    (r"litgpt|torchtune|nanogpt|hf transformers|pytorch", "pytorch-eager", ""),
+    (r"pytorch", "pytorch-eager", ""),
 )
+
+#: Words that say that Megatron-LM ran with Transformer Engine: its Core releases do by default.
+_TE_WORDS = ("transformer_engine", " te ", "(te)", "megatron-core", "core_", "flagscale", "contain")
 
 
 def map_stack(row: Row, assumed: Assumed) -> str:
@@ -48,6 +52,8 @@ def map_stack(row: Row, assumed: Assumed) -> str:
         stack = _megatron(row, assumed)
     if stack == "torchtitan" and "torch.compile=False" in row.notes:
         stack = "fsdp"
+    if stack == "pytorch-eager" and has_word(row.notes, "[+ compile]"):
+        stack = "pytorch-compile"
     if stack == "pytorch-eager" and has_word(row.sharding, "fsdp"):
         stack = "fsdp"
     if stands_for:
@@ -60,7 +66,7 @@ def _megatron(row: Row, assumed: Assumed) -> str:
     if '"transformer-impl":"local"' in row.notes:
         return "megatron"
     text = f"{row.framework} {row.framework_version} {row.attention_impl} {row.notes}"
-    if has_word(text, "transformer_engine", " te ", "(te)", "core", "flagscale", "container"):
+    if has_word(text, *_TE_WORDS):
         return "megatron-te"
     years = [int(year) for year in re.findall(r"20[12]\d", row.framework_version)]
     year = max(years, default=0)
@@ -74,8 +80,8 @@ def _megatron(row: Row, assumed: Assumed) -> str:
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
-    if not text:  # the prototype is older than flash attention
-        return "unfused" if has_word(row.framework, "dedloc") else None
+    if not text:  # the prototype, and GPT models of HF transformers before 2024
+        return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
         return "unfused"
     return "fused" if has_word(text, "flash", "fused", "sdpa", "cudnn") else None

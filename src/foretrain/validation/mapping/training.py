@@ -32,6 +32,8 @@ def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         section["microbatch"] = row.mbs
     if row.ga_steps and not (row.gbs and row.mbs):
         section["accumulation"] = row.ga_steps
+    if has_word(row.notes, "samples shorter", "padded batches"):
+        assumed.add("every sample is as long as the sequence (the source's are shorter)")
     if not row.gbs:
         assumed.add("global_batch = microbatch x dp x accumulation (not stated)")
     elif not row.mbs and not row.ga_steps:
@@ -47,6 +49,9 @@ def _check_task(row: Row) -> None:
         raise Unsupported("LoRA comes with a later version")
     if has_word(row.notes, "central ps"):
         raise Unsupported("a central parameter server is not modelled")
+    technique = re.search(r"technique cumulative: ([^(;]*)", row.notes)
+    if technique and not has_word(technique[1], "packed", "compile"):
+        raise Unsupported(f"the technique {technique[1].strip(' []+')!r} is not modelled")
 
 
 def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
