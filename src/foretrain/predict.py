@@ -147,7 +147,8 @@ def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simul
     full = model_flops_per_sample(run.model, sequence, causal_half=False) * training.global_batch
     executed = _executed_flops(compiled.program)
     dtype = training.roles.compute
-    peak = cluster.device.peak_flops.get(_peak_name(dtype), cluster.device.peak_flops["fp32"])
+    peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
+    peak = peaks[_peak_name(dtype)] if _peak_name(dtype) in peaks else peaks["fp32"]
     per_second = band.value * world * peak
     memory = _memory(run, compiled.program, simulated)
     framework = run.stack.framework_gib * GIB
