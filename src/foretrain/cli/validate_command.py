@@ -26,6 +26,10 @@ def validate(
         str | None,
         typer.Option("--report", metavar="FILE", help="Write the accuracy page (Markdown)."),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="FILE", help="Earlier JSON: show what has moved."),
+    ] = None,
     families: Annotated[
         str | None, typer.Option("--families", metavar="A,B", help="Only these families.")
     ] = None,
@@ -44,9 +48,11 @@ def validate(
     check_target(json, "--json")
     check_target(report, "--report")
     from foretrain.validation.accuracy_page import accuracy_page
+    from foretrain.validation.change import describe_change, read_baseline
     from foretrain.validation.report import render, to_json
     from foretrain.validation.run_validation import validate_runs
 
+    before = None if baseline is None else read_baseline(Path(baseline))
     result = validate_runs(
         Path(file),
         families=tuple(name.strip() for name in (families or "").split(",") if name.strip()),
@@ -64,7 +70,7 @@ def validate(
     if report is not None:
         write_atomically(Path(report), accuracy_page(result))
     if json != "-":
-        emit(render(result))
+        emit(render(result) if before is None else describe_change(result, before))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretrain.errors import InputError, Problem
 from foretrain.validation.compare import compare
 from foretrain.validation.predict_rows import Progress, predict_rows
 from foretrain.validation.report import Report, build_report
@@ -32,8 +33,12 @@ def validate_runs(
 
     Raises:
         FileFormatError: the file cannot be read.
+        InputError: no row is left of the families and ids asked for.
     """
     runs = chosen(read_rows(path), families=families, ids=ids, limit=limit)
+    if not runs and (families or ids):
+        asked = ", ".join([*families, *ids][:5])
+        raise InputError(Problem(what="no rows of these families and ids", value=asked))
     outcomes = predict_rows([run.row for run in runs], workers=workers, progress=progress)
     return build_report(compare(outcomes, [run.measured for run in runs]))
 

@@ -101,7 +101,8 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         model["tied"] = False
     elif "tied embeddings" in row.arch_note:
         model["tied"] = True
-    for key in ("vocab", "ffn") if architecture["family"] == "gpt" else ("vocab", "ffn", "kv_heads"):
+    many = ("vocab", "ffn") if architecture["family"] == "gpt" else ("vocab", "ffn", "kv_heads")
+    for key in many:
         if model[key] is None:
             assumed.add(f"{key}: usual for {architecture['family']} (not stated)")
     return {key: value for key, value in model.items() if value is not None}

@@ -1,0 +1,65 @@
+"""Reading measured runs: typed rows, measured columns apart, files that are no table."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from foretrain.errors import FileFormatError
+from foretrain.validation.rows import MEASURED_NUMBERS, MEASURED_TEXTS, Row, read_rows
+
+HEAD = "id,family,n_gpus,gpu_mem_gb,mbs,iter_time_s,peak_mem_gib,samples_unit,made_up\n"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "runs.csv.gz"])
+def test_numbers_are_read_as_the_file_writes_them(name: str, tmp_path: Path) -> None:
+    text = HEAD + "a-1,fam,384.0,80 GB,2,0.5,,images,x\na-2,fam,,183359 MiB,,nan,-1,,\n"
+    first, second = read_rows(write(tmp_path / name, text))
+    assert (first.row.n_gpus, first.row.gpu_mem_gb, first.row.mbs) == (384, 80.0, 2)
+    assert (first.measured.iter_time_s, first.measured.samples_unit) == (0.5, "images")
+    assert second.row.n_gpus is None
+    assert second.row.gpu_mem_gb == pytest.approx(179.06, abs=0.01)
+    assert second.measured.iter_time_s is None
+    assert second.measured.peak_mem_gib is None
+
+
+def test_what_is_no_number_is_named(tmp_path: Path) -> None:
+    (run,) = read_rows(write(tmp_path / "r.csv", HEAD + "a,f,eight,,2.5,1,,,\n"))
+    assert run.row.unreadable == ("n_gpus 'eight'", "mbs '2.5'")
+
+
+def test_a_row_has_no_place_for_what_was_measured() -> None:
+    assert not {*MEASURED_NUMBERS, *MEASURED_TEXTS} & set(Row.__slots__)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "column 'id' is missing"),
+        (b"name,gpu\nx,y\n", "column 'id' is missing"),
+        (b"id,gpu\na,x\na,y\n", "given twice"),
+        (b"id,gpu\n,x\n", "'id' is empty"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"\x1f\x8bnothing", "cannot read"),
+        (b"id,gpu\na," + b"x" * 200_000 + b"\n", "not a CSV file"),
+    ],
+)
+def test_a_file_that_is_no_table_ends_in_one_error(
+    content: bytes, what: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match=what):
+        read_rows(path)
+
+
+def test_a_missing_file_ends_in_one_error(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="cannot read"):
+        read_rows(tmp_path / "none.csv")
