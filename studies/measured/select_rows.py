@@ -64,7 +64,6 @@ WITH_MEMORY: Mapping[str, int] = {
 }
 FAILED: Mapping[str, int] = {
     "ultrascale_playbook": 10,
-    "bigscience_bloom": 3,
     "finetune_smallnode": 3,
 }
 GOOD = ("A", "A-")

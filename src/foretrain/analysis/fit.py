@@ -70,7 +70,7 @@ def fit(runs: Sequence[Measured], *, noise: float = NOISE) -> Fit:
     found.sort(key=lambda e: (e.factor is None, e.score))
     explanations = tuple(found)
     gaps = sum((run.log_gap / noise) ** 2 for run in runs)
-    if gaps <= len(runs) + 2.0 * sqrt(2.0 * len(runs)):
+    if gaps <= (4.0 if len(runs) == 1 else len(runs) + 3.0 * sqrt(2.0 * len(runs))):
         return Fit(runs=tuple(runs), verdict="agrees", explanations=explanations)
     if len(runs) == 1:
         return Fit(runs=tuple(runs), verdict="one run", explanations=explanations)
@@ -85,8 +85,9 @@ def _compared(
         for e in explanations
         if e.factor is not None and e.misfit <= MISFIT * noise and e.score < gaps - DECISIVE
     ]
-    if not good:
-        return Fit(runs=tuple(runs), verdict="none", explanations=explanations)
+    if not good:  # gaps of two noises that nothing explains better than chance are no gaps
+        verdict = "agrees" if gaps <= 4.0 * len(runs) else "none"
+        return Fit(runs=tuple(runs), verdict=verdict, explanations=explanations)
     best = good[0]
     close = tuple(
         e.constant

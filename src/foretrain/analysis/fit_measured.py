@@ -66,7 +66,7 @@ def _seconds(number: float, unit: str, run: RunSpec, where: str) -> float | None
     prefix = top[0] if top[:1] in ("k", "m") and top[1:] in _COUNTED else ""
     counted = _COUNTED.get(top.removeprefix(prefix))
     second, _, device = bottom.partition("/")
-    if counted is None or _TIMES.get(second) != "s" or device not in ("", *_DEVICES):
+    if counted is None or not bottom or _TIMES.get(second) != "s" or device not in ("", *_DEVICES):
         return None
     rate = number * _PREFIX[prefix] * (run.cluster.world_size if device else 1)
     return _work(counted, run, where) / rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from math import exp
+from math import exp, expm1
 from typing import Any
 
 from foretrain.analysis.fit import DECISIVE, NOISE, Fit
@@ -80,8 +80,8 @@ def verdict_words(fit: Fit) -> str:
         return f"{text}."
     return (
         f"{text}; the closest is the {NAMES[best.constant]} ({factor_words(best)}), which leaves "
-        f"{percent(best.misfit)} unexplained. More than one cause, or a plan that is not what "
-        "was measured."
+        f"{percent(expm1(best.misfit))} unexplained. More than one cause, or a plan that is "
+        "not what was measured."
     )
 
 
@@ -96,8 +96,11 @@ def factor_words(explanation: Explanation) -> str:
 
 
 def _gap(run: Measured) -> str:
-    share = abs(exp(run.log_gap) - 1.0)
-    return f"{percent(share)} {'slower' if run.log_gap > 0 else 'faster'}"
+    word = "slower" if run.log_gap > 0 else "faster"
+    times = exp(abs(run.log_gap))
+    if times > 2.0:
+        return f"{times:.1f} times {word}"
+    return f"{percent(abs(exp(run.log_gap) - 1.0))} {word}"
 
 
 def _odds(difference: float) -> str:
@@ -138,7 +141,7 @@ def _constant_lines(fit: Fit) -> list[str]:
         if e.factor is None:
             rows.append([name, "no value does", prior, e.reason])
             continue
-        left = percent(e.misfit) if several else ""
+        left = percent(expm1(e.misfit)) if several else ""
         rows.append([name, factor_words(e), prior, e.plausibility, left])
     return ["What each constant would have to be", *table(rows, left=(0, 1, 2, 3))]
 
