@@ -242,3 +242,27 @@ def test_a_closed_pipe_is_no_error() -> None:
     )
     os.close(write)
     assert (gone.returncode, gone.stderr) == (0, b"")
+
+
+RUN_7B = """
+model: llama-2-7b
+training: {sequence: 4096, global_batch: 16, microbatch: 1, precision: bf16}
+plan: {preset: %s}
+cluster: 1x8 a100-sxm-80gb
+"""
+
+
+def test_compare_ends_with_2_when_one_run_does_not_fit(tmp_path, capsys):
+    for preset in ("fsdp", "ddp"):
+        (tmp_path / preset).mkdir()
+        (tmp_path / preset / "run.yaml").write_text(RUN_7B % preset)
+    fits, too_big = (str(tmp_path / preset / "run.yaml") for preset in ("fsdp", "ddp"))
+    assert main(["compare", fits, fits]) == 0
+    capsys.readouterr()
+    assert main(["compare", fits, too_big]) == 2
+    out = capsys.readouterr().out
+    assert "does not fit" in out
+    assert "plan.preset" in out
+    # equal file names are told apart by what was given
+    assert fits in out
+    assert too_big in out

@@ -55,3 +55,14 @@ def test_different_models_are_told_apart_by_name():
     other = replace(other, model=replace(other.model, name="gpt-other", layers=8))
     rows = run_differences([sample_run(), other])
     assert rows == [["model.name", "gpt-tiny", "gpt-other"]]
+
+
+def test_runs_of_different_models_have_no_fastest():
+    other = sample_run()
+    other = replace(other, model=replace(other.model, name="gpt-other", layers=8))
+    items = [("a", sample_run(), sample_result()), ("b", other, sample_result())]
+    text = render_comparison(items)
+    assert text.startswith("All runs fit. They train different models")
+    assert "Fastest" not in text
+    row = next(line for line in text.splitlines() if "relative to the first" in line)
+    assert row.split()[-2:] == ["1.000x", "-"]
