@@ -195,6 +195,13 @@ def test_a_precision_that_is_open_is_the_stacks(text: str, stack: str, gpu: str,
     assert len(assumed.lines) == 1
 
 
+def test_fp32_beside_flash_attention_is_tf32() -> None:
+    row = replace(ROW, precision="fp32", attention_impl="FlashAttention-2")
+    assumed = Assumed()
+    assert map_precision(row, load_stack("nemo"), assumed) == "tf32"
+    assert len(assumed.lines) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "setting"),
     [

@@ -186,7 +186,9 @@ def _measured(line: Mapping[str, str | None]) -> Measured:
     values: dict[str, Any] = {}
     for field in fields(Measured):
         text = (line.get(field.name) or "").strip()
-        values[field.name] = text if field.name in MEASURED_TEXTS else _above_zero(text)
+        value = text if field.name in MEASURED_TEXTS else _above_zero(text)
+        # an MFU of 0.0 is a rounded one
+        values[field.name] = 0.0 if field.name == "mfu_pct" and _number(text) == 0 else value
     return Measured(**values)
 
 

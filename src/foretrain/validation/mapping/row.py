@@ -41,10 +41,10 @@ def map_row(row: Row) -> Mapped:
     Raises:
         Unsupported: with the reason.
     """
-    if row.unreadable:
-        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
     assumed = Assumed()
     model = map_model(row, assumed)
+    if row.unreadable:
+        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
     device = map_device(row, assumed)
     cluster = map_cluster(row, device, assumed)
     stack = load_stack(map_stack(row, assumed))

@@ -70,6 +70,9 @@ def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
         (r"half|mixed", "fp16"),
     ):
         if re.search(pattern, text):
+            if word == "fp32" and has_word(row.attention_impl, "flash"):
+                assumed.add("precision = tf32 (fp32 in the source, whose attention has no fp32)")
+                return "tf32"
             if word:
                 return word
             break
