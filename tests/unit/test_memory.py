@@ -274,12 +274,6 @@ def balance(program: Program, rank_class: RankClass) -> dict[str, float]:
     return {part: value for part, value in left.items() if abs(value) > 1e-6}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="with scatter_gather a stage books the 1/tp that it received, but frees the whole "
-    "boundary tensor after its gather (and sends 1/tp of it): stage._whole_boundary allocates "
-    "nothing, and the sender frees too little",
-)
 def test_gathered_boundaries_are_freed_as_they_were_allocated() -> None:
     stack = replace(STACK, scatter_gather=True)
     program = compile_small(llama(), Plan(tp=2, pp=2, zero=0), 4, stack=stack).program

@@ -46,7 +46,7 @@ def messages(plan: Plan, spec: ModelSpec = SPEC, **numbers: Any) -> list[str]:
         Plan(),
         Plan(tp=8, pp=4, zero=1, sequence_parallel=True),
         Plan(tp=16),  # twice the key-value heads: each is kept by two ranks
-        Plan(pp=4, interleave=2, schedule="interleaved", in_flight=(8, 6, 4, 2)),
+        Plan(pp=4, interleave=2, schedule="interleaved"),
         Plan(pp=4, interleave=2, schedule="gpipe"),
         Plan(pp=5, tp=1, stages=(5, 5, 5, 5, 4)),
         Plan(preset="fsdp", zero=3, shard=8),

@@ -45,6 +45,11 @@ class StageContext:
     boundary: float
     scattered: bool
 
+    def whole_boundary(self) -> float:
+        """Returns the bytes of the boundary tensor that a rank holds before and after transfer."""
+        tp = self.mesh.size([axis for axis in self.mesh.axes if family(axis) == "tp"])
+        return self.boundary * tp if self.scattered else self.boundary
+
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""
         return [instance.unit for chunk in self.chunks for instance in chunk]
@@ -92,7 +97,8 @@ class LaunchList:
             Comm(
                 label=f"{label} {step.collective.replace('_', '-')}",
                 event=self.event(event),
-                stream=stream if category == "dp" else "tp",
+                # a segment has the stream tp to itself while it runs
+                stream=stream if category == "dp" else f"tp {stream}",
                 category=category,
                 axes=step.axes,
                 after=tuple(after),

@@ -80,6 +80,11 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
     }
 
 
+def _boundary_part(slot: Slot) -> str:
+    """Activations and their gradients are booked apart."""
+    return "activations" if slot.phase == "F" else "temporary"
+
+
 @dataclass(slots=True)
 class _Writer:
     """Writes slots, transfers and the optimizer step of one stage."""
@@ -156,7 +161,7 @@ class _Writer:
         route = ends if forward else (ends[1], ends[0])
         if route not in self.routes:
             self.routes[route] = self.launches.event(self._route_event(*route))
-        part = "activations" if forward else "temporary"
+        part = _boundary_part(slot)
         word = "recv" if receive else "send"
         return self.launches.add(
             Comm(
@@ -169,7 +174,7 @@ class _Writer:
                 key=f"{slot.phase}{edge}.{slot.microbatch}",
                 posted=receive and c.tree.runtime.overlap_p2p,
                 delta_start={part: c.boundary} if receive else {},
-                delta_end={} if receive else {part: -c.boundary},
+                delta_end={} if receive else {part: -c.whole_boundary()},
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
             )
@@ -179,18 +184,18 @@ class _Writer:
         """Gathers the boundary tensor over tp where each rank received only its part."""
         c = self.context
         axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
-        event = c.groups.event(
-            "all_gather", axes, c.boundary * c.mesh.size(axes), c.precision.compute, c.canonical
-        )
+        whole, part = c.whole_boundary(), _boundary_part(slot)
+        event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
         return self.launches.add(
             Comm(
                 label="boundary all-gather",
                 event=self.launches.event(event),
-                stream="tp",
+                stream="tp boundary",
                 category="tp",
                 axes=axes,
                 after=(received,),
-                posted=True,
+                delta_start={part: whole},
+                delta_end={part: -c.boundary},
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
             )
