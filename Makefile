@@ -3,7 +3,8 @@
 #   make demo      install into .venv, predict Llama-3-70B on 64 H100, write a timeline
 #   make test      the test suite                 make lint   ruff, pyright, import-linter
 #   make docs      the documentation, strictly    make bench  speed against its budgets
-#   make validate  predictions against measured runs (../shared)
+#   make validate  predictions against measured runs (../shared), docs/accuracy.md
+#   make accuracy-change  which predictions of a fixed sample moved, error before and after
 #   make check     lint + docs                    make clean  remove what make made
 
 PYTHON ?= python3
@@ -16,9 +17,10 @@ JOBS ?= 2
 DEMO_RUN := examples/llama3-70b-64xh100.yaml
 DEMO_TRACE := demo.trace.json.gz
 MEASURED_RUNS := ../shared/data/runs/measured_runs.csv.gz
+SAMPLE := tests/validation/sample_runs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs bench validate check clean
+.PHONY: help demo test lint format docs bench validate accuracy-change check clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,7 +51,15 @@ bench: $(DEV)
 
 validate: $(DEV)
 	@test -e $(MEASURED_RUNS) || { echo "make validate needs $(MEASURED_RUNS)"; exit 1; }
+	$(BIN)/foretrain validate runs $(MEASURED_RUNS) --workers $(JOBS) --report docs/accuracy.md
+	$(BIN)/foretrain validate runs $(MEASURED_RUNS) --workers $(JOBS) --ids $(SAMPLE).txt \
+	  --write-baseline $(SAMPLE)_baseline.json
 	$(BIN)/pytest tests/validation -m validation -rA -n $(JOBS)
+
+accuracy-change: $(DEV)
+	@test -e $(MEASURED_RUNS) || { echo "make accuracy-change needs $(MEASURED_RUNS)"; exit 1; }
+	$(BIN)/foretrain validate runs $(MEASURED_RUNS) --workers $(JOBS) --ids $(SAMPLE).txt \
+	  --baseline $(SAMPLE)_baseline.json
 
 check: lint docs
 

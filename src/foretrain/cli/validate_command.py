@@ -30,6 +30,10 @@ def validate(
         str | None,
         typer.Option("--baseline", metavar="FILE", help="Earlier JSON: show what has moved."),
     ] = None,
+    write_baseline: Annotated[
+        str | None,
+        typer.Option("--write-baseline", metavar="FILE", help="Write what --baseline reads."),
+    ] = None,
     families: Annotated[
         str | None, typer.Option("--families", metavar="A,B", help="Only these families.")
     ] = None,
@@ -47,8 +51,9 @@ def validate(
         raise InputError(problem)
     check_target(json, "--json")
     check_target(report, "--report")
+    check_target(write_baseline, "--write-baseline")
     from foretrain.validation.accuracy_page import accuracy_page
-    from foretrain.validation.change import describe_change, read_baseline
+    from foretrain.validation.change import describe_change, read_baseline, reduced
     from foretrain.validation.report import render, to_json
     from foretrain.validation.run_validation import validate_runs
 
@@ -69,6 +74,8 @@ def validate(
             write_atomically(Path(json), form)
     if report is not None:
         write_atomically(Path(report), accuracy_page(result))
+    if write_baseline is not None:
+        write_atomically(Path(write_baseline), json_text(reduced(result)))
     if json != "-":
         emit(render(result) if before is None else describe_change(result, before))
 

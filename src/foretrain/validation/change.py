@@ -25,6 +25,8 @@ def read_baseline(path: Path) -> dict[str, float]:
     """
     try:
         form = json.loads(path.read_text("utf-8"))
+        if "predicted_s" in form:
+            return {str(name): float(value) for name, value in form["predicted_s"].items()}
         rows = cast("list[Mapping[str, Any]]", form["rows"])
         return {
             str(row["id"]): float(row["step_time_s"]["value"])
@@ -34,7 +36,7 @@ def read_baseline(path: Path) -> dict[str, float]:
     except OSError as error:
         what = f"cannot read: {error.strerror or error}"
         raise FileFormatError(Problem(what=what, where=str(path))) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         what = "not the JSON of `validate runs`"
         raise FileFormatError(Problem(what=what, where=str(path))) from None
 
@@ -43,11 +45,11 @@ def reduced(report: Report) -> dict[str, Any]:
     """Returns the part of the JSON form that a baseline needs, rounded to six digits."""
     return {
         "schema": 1,
-        "rows": [
-            {"id": item.row.id, "step_time_s": {"value": float(f"{prediction.step_s:.6g}")}}
+        "predicted_s": {
+            item.row.id: float(f"{prediction.step_s:.6g}")
             for item in report.items
             if (prediction := item.outcome.prediction) is not None
-        ],
+        },
     }
 
 
