@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.program import Comm, Program, Run
+from foretrain.program import Program
 from foretrain.simulator.segment_play import EventTimes
 from foretrain.simulator.simulate import Simulated, simulate
 from foretrain.simulator.timeline import build_timeline
@@ -30,19 +30,6 @@ HOST = st.sampled_from([0.0, 1e-6, 2e-5])
 COMM = st.sampled_from([0.0, 0.01, 1.0])
 
 
-def crowds_the_tp_stream(program: Program) -> bool:
-    """Whether a collective over tp is launched on its own before the last backward has begun.
-
-    In flat it takes its turn with the collectives inside segments; folded they do not meet yet.
-    """
-    for rank_class in program.classes:
-        entries = rank_class.entries
-        last = max(i for i, e in enumerate(entries) if isinstance(e, Run) and e.slot == "B")
-        if any(isinstance(e, Comm) and e.stream == "tp" for e in entries[:last]):
-            return True
-    return False
-
-
 def check_parts(simulated: Simulated) -> None:
     """Every second of every class has one cause."""
     for found in simulated.classes:
@@ -59,7 +46,6 @@ def check_parts(simulated: Simulated) -> None:
 @given(run=random_runs(max_world=16, max_layers=4), comm=COMM, host_s=HOST)
 def test_folded_equals_flat_in_plain_mode(run: RandomRun, comm: float, host_s: float) -> None:
     program = run.compile().program
-    assume(not crowds_the_tp_stream(program))
     times = flat_times(program, comm=comm, host_s=host_s)
     folded, flat = simulate(program, times), simulate(program, times, flat=True)
     assert flat.step_s == pytest.approx(folded.step_s, rel=1e-9)
@@ -70,11 +56,6 @@ def test_folded_equals_flat_in_plain_mode(run: RandomRun, comm: float, host_s: f
         assert b.busy_s == pytest.approx(a.busy_s, rel=1e-9)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="folded, a run of segments does not hold the tp stream in which the boundary's gather "
-    "and overlapped gradient reductions over tp stand too (expand._macro); up to 7 % of a step",
-)
 @pytest.mark.parametrize("cause", ["boundary", "gradients"])
 def test_folded_equals_flat_when_collectives_over_tp_meet(cause: str) -> None:
     if cause == "boundary":
@@ -84,7 +65,6 @@ def test_folded_equals_flat_when_collectives_over_tp_meet(cause: str) -> None:
     else:
         plan = Plan(preset="ddp", tp=4, zero=0, sequence_parallel=True, bucket_mib=0.01)
         program = compile_small(gpt(), plan, 8, accumulation=1).program
-    assert crowds_the_tp_stream(program)
     times = flat_times(program)
     folded, flat = step_seconds(program, times), step_seconds(program, times, flat=True)
     assert flat == pytest.approx(folded, rel=1e-9)
@@ -116,7 +96,6 @@ def test_folded_is_close_to_flat_with_runtime_effects(
 @given(run=random_runs(max_world=32, max_layers=4).filter(lambda run: run.world == 32))
 def test_32_ranks(run: RandomRun) -> None:
     program = run.compile().program
-    assume(not crowds_the_tp_stream(program))
     times = flat_times(program, comm=0.1, host_s=1e-6)
     folded, flat = simulate(program, times), simulate(program, times, flat=True)
     assert flat.step_s == pytest.approx(folded.step_s, rel=1e-9)
@@ -220,7 +199,6 @@ def test_equal_programs_give_equal_times_to_the_bit(run: RandomRun) -> None:
 def test_the_timeline_lies_within_the_step(run: RandomRun, host_s: float) -> None:
     """Slices of one in-order stream of a class never overlap."""
     program = run.compile().program
-    assume(not crowds_the_tp_stream(program))
     simulated = simulate(program, flat_times(program, comm=0.1, host_s=host_s))
     slices = build_timeline(program, simulated)
     limit = simulated.step_s * (1 + 1e-9)
