@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foretrain.frontends.spec import ModelSpec
+from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
 
 #: ZeRO stage of a preset that is given no stage (Megatron without its distributed optimizer,
@@ -90,9 +91,17 @@ def pad_vocabulary(spec: ModelSpec, plan: Plan) -> tuple[ModelSpec, list[str]]:
     return replace(spec, vocab=padded, vocab_unpadded=own), [line]
 
 
-def plan_warnings(spec: ModelSpec, plan: Plan, *, sequence: int, microbatches: int) -> list[str]:
-    """Returns what is valid but rarely wanted."""
+def plan_warnings(
+    spec: ModelSpec, plan: Plan, stack: Stack, *, sequence: int, microbatches: int
+) -> list[str]:
+    """Returns what is valid but rarely wanted, or has no effect."""
     warnings: list[str] = []
+    repeats_core = plan.recompute.mode == "selective" and stack.selective == "core"
+    if repeats_core and stack.attention == "fused":
+        warnings.append(
+            "recompute selective has no effect: it repeats the attention core, and the fused "
+            f"attention of stack {stack.name} saves nothing that could be repeated"
+        )
     if plan.tp > 1 and not plan.sequence_parallel:
         warnings.append(
             "sequence_parallel is off: norms and dropout are repeated on all "

@@ -97,7 +97,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
             size = cluster.world_size
             fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
         sequence = training.sequence or 0
-        warnings += plan_warnings(model, plan, sequence=sequence, microbatches=count)
+        warnings += plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
     return RunSpec(
         model=model,
         training=training,
