@@ -42,7 +42,7 @@ def check_parts(simulated: Simulated) -> None:
         assert found.idle_s >= 0.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(run=random_runs(max_world=16, max_layers=4), comm=COMM, host_s=HOST)
 def test_folded_equals_flat_in_plain_mode(run: RandomRun, comm: float, host_s: float) -> None:
     program = run.compile().program
@@ -101,7 +101,7 @@ def test_32_ranks(run: RandomRun) -> None:
     assert flat.step_s == pytest.approx(folded.step_s, rel=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(run=random_runs(), host_s=HOST, faster=st.floats(0.0, 1.0))
 def test_more_bandwidth_never_slows_a_step(run: RandomRun, host_s: float, faster: float) -> None:
     program = run.compile().program
@@ -110,7 +110,7 @@ def test_more_bandwidth_never_slows_a_step(run: RandomRun, host_s: float, faster
     assert fast <= slow * (1 + 1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(run=random_runs(), fewer=st.floats(0.0, 1.0))
 def test_a_faster_host_never_slows_a_step(run: RandomRun, fewer: float) -> None:
     program = run.compile().program
@@ -119,7 +119,7 @@ def test_a_faster_host_never_slows_a_step(run: RandomRun, fewer: float) -> None:
     assert fast <= slow * (1 + 1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(run=random_runs(), comm=COMM)
 def test_a_step_takes_no_less_than_the_work_of_its_busiest_rank(
     run: RandomRun, comm: float
@@ -143,7 +143,7 @@ def test_a_step_takes_no_less_than_the_work_of_its_busiest_rank(
 ORDERS = [("pp", "dp", "cp", "tp"), ("dp", "pp", "cp", "tp"), ("tp", "pp", "dp", "cp")]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(run=random_runs(max_world=16), order=st.sampled_from(ORDERS), comm=COMM)
 def test_the_order_of_the_mesh_changes_nothing_between_equal_links(
     run: RandomRun, order: tuple[str, ...], comm: float
