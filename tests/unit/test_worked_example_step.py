@@ -144,6 +144,15 @@ def test_hsdp_shards_inside_a_group_and_reduces_shards_between_groups() -> None:
     assert wire_bytes(program) == inside + between
 
 
+def test_replicas_of_shards_are_reduced_once_per_step() -> None:
+    """With accumulation the shard stays a partial sum over the replicas until the last one."""
+    n, a, head = parameters(LLAMA), 4, LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    program = data_parallel(Plan(preset="fsdp", zero=3, shard=4), 8, accumulation=a)
+    inside = wire_bytes(program, axes=("dp_shard",))
+    assert inside == pytest.approx(3 / 4 * a * (n * (2 * W + G) - head * W))
+    assert wire_bytes(program, axes=("dp_replicate",)) == pytest.approx(2 * 1 / 2 * n / 4 * G)
+
+
 @pytest.mark.parametrize("plan", [Plan(zero=z, tp=2) for z in (0, 1, 2, 3)], ids=str)
 def test_tensor_parallel_ranks_reduce_their_part(plan: Plan) -> None:
     """N is what one rank holds: everything but the norms is split over tp."""
