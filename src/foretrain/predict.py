@@ -95,7 +95,7 @@ def predict(
     warnings = _unmodelled(model, compiled.program, prices, strict=strict)
     overlap = {name: model.overlap(name) for name in CATEGORIES}
     simulated = simulate(compiled.program, event_times(prices, overlap, plain=plain), flat=flat)
-    result = _assemble(run, compiled, prices, simulated)
+    result = _assemble(run, compiled, prices, simulated, model.run_band)
     if timeline:
         result = replace(result, timeline=build_timeline(compiled.program, simulated))
     return replace(
@@ -136,9 +136,11 @@ def _unmodelled(
     return tuple(texts)
 
 
-def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simulated) -> Result:
+def _assemble(
+    run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simulated, run_band: float
+) -> Result:
     training, cluster = run.training, run.cluster
-    band, provenance = step_band(compiled.program, prices, simulated)
+    band, provenance = step_band(compiled.program, prices, simulated, run_band=run_band)
     samples = training.global_batch / band.value
     tokens = samples * training.sequence if training.sequence else None
     world = cluster.world_size

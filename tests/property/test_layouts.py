@@ -268,7 +268,7 @@ class Interpreter:
             assert (np.array(total)[state.mask] == whole[state.mask]).all()
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(cases())
 def test_every_rank_ends_with_the_right_values(case: Case) -> None:
     machine = Interpreter(case)
@@ -288,7 +288,7 @@ def test_flat_shards_are_redistributed_like_one_dim(case: Case) -> None:
 # -- volumes -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(cases())
 def test_no_less_is_sent_than_ranks_lack(case: Case) -> None:
     """A rank must receive each wanted element that it has not, or has only a partial sum of."""
@@ -371,7 +371,7 @@ def analytic_volume(case: Case) -> float:
     return total
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(independent_cases())
 def test_volume_of_independent_axes_is_the_analytic_one(case: Case) -> None:
     sent = sum(wire_elements(step, case.mesh) for step in case.steps())

@@ -73,7 +73,7 @@ def head_flops(run: RandomRun) -> float:
     return 2.0 * run.microbatch * dp * run.sequence * run.spec.hidden * run.spec.vocab
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(random_runs(max_world=32))
 def test_no_split_loses_or_repeats_flop(run: RandomRun) -> None:
     # what shared KV heads do under sequence parallelism: tests/unit/test_worked_example_layer.py
@@ -107,7 +107,7 @@ def test_no_split_loses_or_repeats_flop(run: RandomRun) -> None:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(random_runs(max_world=16))
 def test_the_graph_counts_the_same_forward(run: RandomRun) -> None:
     graph = run.compile().graph
@@ -178,7 +178,7 @@ def stage_parameters(run: RandomRun, tree: StrategyTree, stage: int) -> tuple[fl
     return total + head, head
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(random_runs(max_world=32))
 def test_gradients_and_weights_travel_as_the_zero_stage_says(run: RandomRun) -> None:
     """Bytes over the data axes, per rank: docs/explain/data-parallel.md. fp32 and bf16."""
@@ -205,7 +205,7 @@ def test_gradients_and_weights_travel_as_the_zero_stage_says(run: RandomRun) -> 
         assert found == pytest.approx(expected, rel=1e-9), (stage, zero)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(random_runs(max_world=16))
 def test_states_of_a_stage_are_those_of_its_parameters(run: RandomRun) -> None:
     small = run.compile()
@@ -241,7 +241,7 @@ def left_over(program: Program, rank_class: RankClass) -> dict[str, float]:
     return {part: value for part, value in left.items() if abs(value) > 1e-6}
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(random_runs(max_world=32))
 def test_a_step_frees_what_it_allocated(run: RandomRun) -> None:
     program = run.compile().program
@@ -277,7 +277,7 @@ def test_folded_and_flat_find_the_same_peak(run: RandomRun) -> None:
         assert b.total == pytest.approx(a.total, rel=1e-2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(random_runs(max_world=16))
 def test_segments_wait_only_for_earlier_communication(run: RandomRun) -> None:
     """Waits of items and entries point backwards, and no item waits for a computation."""

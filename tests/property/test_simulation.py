@@ -42,7 +42,7 @@ def check_parts(simulated: Simulated) -> None:
         assert found.idle_s >= 0.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(run=random_runs(max_world=16, max_layers=4), comm=COMM, host_s=HOST)
 def test_folded_equals_flat_in_plain_mode(run: RandomRun, comm: float, host_s: float) -> None:
     program = run.compile().program
@@ -70,7 +70,7 @@ def test_folded_equals_flat_when_collectives_over_tp_meet(cause: str) -> None:
     assert flat == pytest.approx(folded, rel=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     run=random_runs(max_world=16, max_layers=3),
     comm=COMM,

@@ -67,11 +67,6 @@ def test_the_reduction_behind_a_repeated_product_is_repeated() -> None:
     assert not any(label.startswith("mlp.down") for label in found)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="recompute._dropped_by_operators does not keep outputs of reduce-scatters: the output "
-    "projection and its reduce-scatter run again where torchtitan's save list keeps them",
-)
 def test_the_output_of_a_reduce_scatter_is_kept() -> None:
     program = titan(tp=2, sequence_parallel=True)
     assert repeated(program) == CHEAP | {"attention.k", "mlp.gate"}

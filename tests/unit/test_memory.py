@@ -216,21 +216,6 @@ def test_zero_divides_states_then_gradients_then_weights(
     assert found["optimizer"] == pytest.approx(12 * n / states)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="presets give embedding.position the split seq: (cp, tp), so every rank stores the rows "
-    "of its tokens only. Megatron adds positions before it scatters: without that node the word "
-    "embedding is all-reduced (not reduce-scattered), dropout slices, and the table is whole",
-)
-def test_a_table_of_positions_is_whole_on_every_tensor_parallel_rank() -> None:
-    """GPT-3: 2048 x 12288 parameters of 18 bytes, 0.37 GiB on 8 ranks, not 0.05."""
-    split, plain = (
-        compile_small(gpt(), megatron(4, "none", sequence_parallel=sp), 4).program
-        for sp in (True, False)
-    )
-    assert split.classes[0].persistent == plain.classes[0].persistent
-
-
 def test_gathered_weights_live_for_the_time_of_use() -> None:
     """Prefetch 1: two units at a time; without resharding all of them until their backward."""
     spec = llama(layers=8)

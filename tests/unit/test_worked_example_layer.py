@@ -150,12 +150,6 @@ def test_gradients_of_shared_kv_activations_are_not_reduced_in_the_layer() -> No
     assert collectives_of(program, "layers.0 backward") == [both, both]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="own_split forgets the axes that replicate k and v, so full_split lets them split the "
-    "sequence of k and v: x is gathered twice, k and v once more each, and back in backward. "
-    "Keep the axes in the split (under a key that is no dim) so that they count as claimed",
-)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_shared_kv_heads_with_sequence_parallel(kv_heads: int) -> None:
     """x is gathered once for q, k and v, whatever the number of KV heads."""

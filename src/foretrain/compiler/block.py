@@ -92,7 +92,13 @@ def lower_block(
     forward = _forward(block, flow, settings, mesh)
     output = _leave(flow, block.output, residual, forward)
     input_copy = None if block.input is None else (block.input, flow.produced[block.input])
-    names = saved_names(block, backward, outer.recompute, selective)
+    scattered = {
+        launch.tensor.name
+        for launch in forward
+        if isinstance(launch, Relayout)
+        and any(step.collective == "reduce_scatter" for step in launch.steps)
+    }
+    names = saved_names(block, backward, outer.recompute, selective, scattered)
     saved = _saved(block, names, flow, settings)
     launches, input_grad = _backward(block, backward, flow, settings, outer, residual, saved)
     return LoweredBlock(

@@ -5,8 +5,8 @@
 - *selective*, as the stack defines it:
   - core (Megatron): the attention core is one checkpointed function. Its inputs and its output
     are saved; it runs again as a whole. A fused kernel leaves nothing to run again.
-  - operators (torchtitan): outputs of attention and of every second matrix product are saved;
-    everything else that backward needs is computed again from them.
+  - operators (torchtitan): outputs of attention, of every second matrix product and of
+    reduce-scatters are saved; everything else that backward needs is computed again from them.
 """
 
 from __future__ import annotations
@@ -45,22 +45,29 @@ def core_ops(block: Block) -> tuple[str, ...]:
     )
 
 
-def saved_names(block: Block, backward: Backward, mode: str, policy: str) -> set[str]:
-    """Returns the tensors of one block instance that live from forward to backward."""
+def saved_names(
+    block: Block, backward: Backward, mode: str, policy: str, scattered: set[str]
+) -> set[str]:
+    """Returns the tensors of one block instance that live from forward to backward.
+
+    `scattered` are the tensors that forward left as partial sums and reduce-scattered.
+    """
     if mode == "full" and block.recompute:
         return set() if block.input is None else {block.input}
     if mode != "selective" or not block.recompute:
         return read_by_backward(block, backward)
     if policy == "operators":
-        return _closure(block, read_by_backward(block, backward), _dropped_by_operators(block))
+        return _closure(
+            block, read_by_backward(block, backward), _dropped_by_operators(block, scattered)
+        )
     core = core_ops(block)
     return read_by_backward(block, backward, without=core) | _closure(
         block, read_by_backward(block, backward), set(core)
     )
 
 
-def _dropped_by_operators(block: Block) -> set[str]:
-    """All operators but attention and the first, third, ... matrix product."""
+def _dropped_by_operators(block: Block, scattered: set[str]) -> set[str]:
+    """All operators but attention, the first, third, ... matrix product, and reduce-scatters."""
     dropped: set[str] = set()
     products = 0
     for op in block.ops:
@@ -70,6 +77,8 @@ def _dropped_by_operators(block: Block) -> set[str]:
             products += 1
             if products % 2:
                 continue
+        if any(output.tensor in scattered for output in op.outputs):
+            continue
         dropped.add(op.name)
     return dropped
 

@@ -15,6 +15,8 @@ from foretrain.mesh import Mesh
 from foretrain.strategy.tree import Settings
 
 Split = dict[str, tuple[str, ...]]
+#: Key for axes that a setting spends on replication: no dim of the operator may take them.
+REPLICATED_OVER = ""
 #: Dims along which these operators need the whole row: they cannot be split.
 ROW_DIMS = {"layernorm": ("hidden",), "rmsnorm": ("hidden",), "softmax": ("seq_kv",)}
 
@@ -82,7 +84,8 @@ def _fill(
             index += 1
         part = parts[index]
         if group and len(parts) == 1 and rest[part] < size:
-            continue  # more ranks than KV heads: replicated over the rest
+            filled.setdefault(REPLICATED_OVER, []).append(axis)  # more ranks than KV heads
+            continue
         rest[part] //= size
         filled[part].append(axis)
     return filled

@@ -79,6 +79,11 @@ class CostModel:
         """Returns (gamma_compute, gamma_comm) for transfers of a category (tp, dp, pp, ...)."""
         return overlap(category, self.cluster)
 
+    @property
+    def run_band(self) -> float:
+        """Returns the factor (x/) that whole runs add to the 90 % interval of a step."""
+        return float(load("step")["band"])
+
     def unmodelled(self, events: Sequence[Event]) -> tuple[int, ...]:
         """Returns the indices of the events that no model covers (priced as a roofline guess)."""
         return tuple(

@@ -190,13 +190,13 @@ def _labels(program: Program) -> dict[int, str]:
 
 
 def step_band(
-    program: Program, prices: Prices, simulated: Simulated
+    program: Program, prices: Prices, simulated: Simulated, *, run_band: float
 ) -> tuple[Band, dict[str, float]]:
     """Returns the step time with its 90 % interval, and the share of event time by provenance.
 
     Errors of events that share constants (one family) move together and add up; families are
-    independent and combine in quadrature (cost_model: intervals). Communication counts with the
-    share of it that is exposed.
+    independent and combine in quadrature (cost_model: intervals), also with the factor `run_band`
+    that whole runs add. Communication counts with the share of it that is exposed.
     """
     step = simulated.step_s
     counts = program.class_counts(simulated.last_class)
@@ -214,7 +214,8 @@ def step_band(
             families[prices.family[i]] = families.get(prices.family[i], 0.0) + weight * log(
                 high / value
             )
-    width = sqrt(sum(v * v for v in families.values())) / step if step > 0 else 0.0
+    events = sqrt(sum(v * v for v in families.values())) / step if step > 0 else 0.0
+    width = sqrt(events**2 + log(run_band) ** 2)
     total = sum(sources.values()) or 1.0
     band = Band(value=step, low=step * exp(-width), high=step * exp(width))
     return band, {name: value / total for name, value in sorted(sources.items())}
