@@ -39,6 +39,7 @@ def _price(
     out = max(1.0, (h + 2 * padding - r) // stride + 1) * max(
         1.0, (w + 2 * padding - s) // stride + 1
     )
+    out = float(shape["oh"] * shape["ow"]) if "oh" in shape else out  # paddings may differ
     flops = 2.0 * n * out * k * (c / groups) * r * s
     size = dtype_bytes(event.dtype)
     moved = size * (n * c * h * w + n * k * out + k * (c / groups) * r * s)

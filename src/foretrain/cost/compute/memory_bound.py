@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 #: Operators that move data and compute next to nothing, by the name of their cost model.
 OPS = frozenset(
     {
-        "elementwise", "gelu", "relu", "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
+        "elementwise", "gelu", "relu", "relu6", "hardswish", "sigmoid", "class_loss", "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
         "bias_dropout_add", "bias", "scale", "softmax", "layernorm", "rmsnorm", "batchnorm",
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
         "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
@@ -42,6 +42,7 @@ _LIKE = {
     "target_gather": "cross_entropy",
     "loss": "cross_entropy",
     "batchnorm": "layernorm",
+    "class_loss": "cross_entropy",
 }
 
 
