@@ -16,7 +16,12 @@ from foretrain.strategy.tree import Settings
 
 Split = dict[str, tuple[str, ...]]
 #: Dims along which these operators need the whole row: they cannot be split.
-ROW_DIMS = {"layernorm": ("hidden",), "rmsnorm": ("hidden",), "softmax": ("seq_kv",), "class_loss": ("class",)}
+ROW_DIMS = {
+    "layernorm": ("hidden",),
+    "rmsnorm": ("hidden",),
+    "softmax": ("seq_kv",),
+    "class_loss": ("class",),
+}
 
 
 def atomic(axes: Iterable[str], mesh: Mesh) -> list[str]:

@@ -48,7 +48,9 @@ class Network:
         yield b
         self.blocks.append(
             b.block(
-                name, repeat=repeat, input=None if start else "x_in",
+                name,
+                repeat=repeat,
+                input=None if start else "x_in",
                 output=None if end else self.x.name,
             )  # fmt: skip
         )
