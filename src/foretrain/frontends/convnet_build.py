@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ class Network:
     @contextmanager
     def block(
         self, name: str, *, repeat: int = 1, start: bool = False, end: bool = False
-    ) -> Iterator[ConvBuilder]:
+    ) -> Generator[ConvBuilder]:
         """Yields the builder of a new block; `self.x` holds its input, then its output."""
         b = ConvBuilder(batch=self.batch)
         x = self.x
@@ -46,14 +46,8 @@ class Network:
         else:
             self.x = b.map("x_in", x.channels, x.height, x.width)
         yield b
-        self.blocks.append(
-            b.block(
-                name,
-                repeat=repeat,
-                input=None if start else "x_in",
-                output=None if end else self.x.name,
-            )  # fmt: skip
-        )
+        into, out = (None if start else "x_in"), (None if end else self.x.name)
+        self.blocks.append(b.block(name, repeat=repeat, input=into, output=out))
 
     def map_dropout(self, b: ConvBuilder, name: str, x: Feature) -> Feature:
         """Returns dropout of a feature map."""

@@ -49,7 +49,8 @@ def conv_spec_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") 
     problems += _depths(family, values.get("depths", ()), where)
     if problems:
         raise InputError(problems)
-    spec = ConvSpec(**{"name": family, **values, "layers": 0})
+    complete: dict[str, Any] = {"name": family, **values, "layers": 0}
+    spec = ConvSpec(**complete)
     blocks = build_conv_graph(spec, batch=1).blocks
     return replace(spec, layers=sum(block.repeat for block in blocks[1:-1]))
 
@@ -73,10 +74,10 @@ def _wrong(key: str, value: object) -> str:
     if key in _INTEGERS:
         return "" if _whole(value) else "must be a whole number above 0"
     if key in _NUMBERS:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        low = 0.0 if key == "dropout" else 0.05
-        good = good and low <= value <= (0.99 if key == "dropout" else 20.0)
-        return "" if good else "out of range"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return "must be a number"
+        low, high = (0.0, 0.99) if key == "dropout" else (0.05, 20.0)
+        return "" if low <= value <= high else f"must be from {low:g} to {high:g}"
     if key == "depths":
         listed = cast("list[object]", value) if isinstance(value, list | tuple) else []
         return "" if listed and all(map(_whole, listed)) else "must be whole numbers above 0"

@@ -75,7 +75,7 @@ def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:
         refuse("pp", f"pipeline stages of {spec.name} are not modelled", plan.pp, "1")
     if plan.tp > 1 and not plan.overrides and plan.tree is None:
         refuse("tp", f"no operator of {spec.name} is split over tp", plan.tp, "1",
-               "say which with plan.overrides, e.g. {head.fc: {computation: {out: tp}}}")  # fmt: skip
+               "split some with plan.overrides: {head.fc: {computation: {out: tp}}}")  # fmt: skip
     if plan.recompute.mode == "selective" or plan.recompute.layers is not None:
         refuse("recompute", f"{spec.name} has no attention core and no equal layers",
                plan.recompute.mode, "none, full")  # fmt: skip

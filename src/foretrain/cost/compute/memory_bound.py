@@ -27,7 +27,8 @@ Array = NDArray[np.float64]
 #: Operators that move data and compute next to nothing, by the name of their cost model.
 OPS = frozenset(
     {
-        "elementwise", "gelu", "relu", "relu6", "hardswish", "sigmoid", "class_loss", "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
+        "elementwise", "gelu", "relu", "relu6", "hardswish", "sigmoid", "class_loss",
+        "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
         "bias_dropout_add", "bias", "scale", "softmax", "layernorm", "rmsnorm", "batchnorm",
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
         "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
@@ -91,7 +92,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
     kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
-    moved = np.array([e.bytes * stack_value(stack.eager_bytes, e) for e in events])
+    moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
     share = np.array([_share(e, constants) for e in events])
     seconds = memory_seconds(
         moved,
@@ -118,6 +119,13 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         )
         for i in range(len(events))
     ]
+
+
+def _passes(event: ComputeEvent) -> float:
+    """What a kernel moves over reading every input and writing every output once."""
+    passes = load("memory")["passes"]
+    word = event.op if event.direction == "forward" else f"{event.op}_backward"
+    return float(passes.get(word, 1.0))
 
 
 def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
