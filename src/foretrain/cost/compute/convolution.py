@@ -109,14 +109,14 @@ def _price(
     shape = _shape(event)
     kernels = 1.0
     if shape.groups > 1.0 and shape.c <= DEPTHWISE_CHANNELS:
-        kind, body, floor = "depthwise", _depthwise(event, shape, machine, rules), 0.0
+        kind, body = "depthwise", _depthwise(event, shape, machine, rules)
         floor = found.number("t0_us") * 1e-6
     else:
-        kind, factor = _factor(event, shape, found, rules)
-        view = tuple(shape.view(event.direction).items())
-        product = gemm.price([replace(event, op="gemm", shape=view, flops=shape.flops)], machine)[0]
-        floor = product.latency_s
-        body = factor * (product.value_s - floor)
+        kind, body, floor = _product(event, shape, machine, found, rules)
+        if event.direction == "backward_weight":  # other kernels where a GEMM has too few tiles
+            forward = replace(event, direction="forward")
+            _, limit, _ = _product(forward, shape, machine, found, rules)
+            body = min(body, rules["weight_limit"] * limit)
         layout = _layout(event, shape, machine)
         kernels, body = (3.0, body + layout) if layout else (1.0, body)
     return Answer(
@@ -129,6 +129,20 @@ def _price(
         formula=f"conv2d {kind}: {shape.flops / 1e9:.3g} GFLOP at "
         f"{shape.flops / body / machine.peak(event.dtype):.2f} of the peak",
     )
+
+
+def _product(
+    event: ComputeEvent,
+    shape: _Shape,
+    machine: Machine,
+    found: Constants,
+    rules: Mapping[str, float],
+) -> tuple[str, float, float]:
+    """Returns (algorithm, seconds beyond the floor, floor) of the GEMM of a direction."""
+    kind, factor = _factor(event, shape, found, rules)
+    view = tuple(shape.view(event.direction).items())
+    product = gemm.price([replace(event, op="gemm", shape=view, flops=shape.flops)], machine)[0]
+    return kind, factor * (product.value_s - product.latency_s), product.latency_s
 
 
 def _factor(

@@ -42,7 +42,6 @@ _LIKE = {
     "sum_exp": "cross_entropy",
     "target_gather": "cross_entropy",
     "loss": "cross_entropy",
-    "batchnorm": "layernorm",
     "class_loss": "cross_entropy",
 }
 
@@ -130,7 +129,8 @@ def _passes(event: ComputeEvent) -> float:
 
 def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
     name = like(event.op)
-    share = float(constants.get("op", {}).get(name, constants["e_d"]))
+    usual = float(constants["e_d"]) * float(load("memory")["relative"].get(name, 1.0))
+    share = float(constants.get("op", {}).get(name, usual))
     if event.direction != "forward":
         share *= float(load("memory")["backward"].get(name, 1.0))
     return share
