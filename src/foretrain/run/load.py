@@ -75,7 +75,9 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     model = read_model(fields, folder)
     cluster = read_cluster(fields, folder)
     section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
-    preset, stack = _preset_and_stack(fields, folder, section, cluster, lines)
+    preset, stack = _preset_and_stack(
+        fields, folder, section, cluster, lines, images=isinstance(model, ConvSpec)
+    )
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
     words = _read_words(fields, model, cluster, lines)
@@ -84,7 +86,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     given = {key for key in section.values if section.has(key)}
     plan, tree = adopt_tree(fields, plan, given)
     plan, warnings = drop_idle_settings(plan, given)
-    if stack.preset != preset and "stack" in fields.values and stack.name != USUAL_STACK[preset]:
+    usual = (USUAL_STACK[preset], "pytorch-vision", "pytorch-vision-nhwc")
+    if stack.preset != preset and "stack" in fields.values and stack.name not in usual:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
     model, padded = pad_vocabulary(model, plan)
@@ -219,13 +222,19 @@ def _training(
 
 
 def _preset_and_stack(
-    fields: Fields, folder: Path | None, section: Section, cluster: Cluster | None, lines: list[str]
+    fields: Fields,
+    folder: Path | None,
+    section: Section,
+    cluster: Cluster | None,
+    lines: list[str],
+    *,
+    images: bool,
 ) -> tuple[str, Stack | None]:
     """The preset given, else the stack's, else what suits the cluster; and its usual stack."""
     stack = read_stack(fields, folder)
     preset = read_preset(section)
     if preset is None:
-        preset, why = "megatron", "not given"
+        preset, why = ("ddp" if images else "megatron"), "not given"
         if stack is not None:
             preset, why = stack.preset, f"usual with stack {stack.name}"
         elif cluster is not None and cluster.world_size == 1:
@@ -233,6 +242,6 @@ def _preset_and_stack(
         lines.append(f"preset = {preset} ({why})")
     if stack is None and "stack" not in fields.values:
         generation = "" if cluster is None else cluster.device.generation
-        stack = load_stack(usual_stack(preset, generation=generation))
+        stack = load_stack(usual_stack(preset, generation=generation, images=images))
         lines.append(f"stack = {stack.name} (usual with preset {preset} on {generation})")
     return preset, stack
