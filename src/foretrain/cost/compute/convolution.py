@@ -29,6 +29,8 @@ from foretrain.units import dtype_bytes
 PARTS = ("backward_input", "backward_weight")  # of the direction "backward"
 #: Channels per group up to which no GEMM kernel is used.
 DEPTHWISE_CHANNELS = 2.0
+#: Groups that one product may join.
+PACKS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,24 @@ class _Shape:
     groups: float
     out: float
 
-    def view(self, direction: str) -> dict[str, float]:
-        """Returns the GEMM that a direction amounts to."""
+    def views(self, direction: str) -> list[dict[str, float]]:
+        """Returns the GEMMs that a direction may run as.
+
+        Of groups with few channels, kernels compute several at once as one block-diagonal product:
+        more FLOP, but whole tiles.
+        """
+        packs = [p for p in PACKS if self.groups % p == 0]
+        return [self._view(direction, self.c * p, self.k * p, self.groups / p) for p in packs]
+
+    def _view(self, direction: str, c: float, k: float, groups: float) -> dict[str, float]:
         taps = self.r * self.s
         views = {
-            "forward": (self.n * self.out, self.k, self.c * taps),
-            "backward_input": (self.n * self.h * self.w, self.c, self.k * taps / self.stride),
-            "backward_weight": (self.k, self.c * taps, self.n * self.out),
+            "forward": (self.n * self.out, k, c * taps),
+            "backward_input": (self.n * self.h * self.w, c, k * taps / self.stride),
+            "backward_weight": (k, c * taps, self.n * self.out),
         }
-        m, n, k = views[direction]
-        return {"b": self.groups, "m": m, "n": n, "k": max(1.0, k)}
+        m, n, depth = views[direction]
+        return {"b": groups, "m": m, "n": n, "k": max(1.0, depth)}
 
     @property
     def flops(self) -> float:
@@ -140,8 +150,14 @@ def _product(
 ) -> tuple[str, float, float]:
     """Returns (algorithm, seconds beyond the floor, floor) of the GEMM of a direction."""
     kind, factor = _factor(event, shape, found, rules)
-    view = tuple(shape.view(event.direction).items())
-    product = gemm.price([replace(event, op="gemm", shape=view, flops=shape.flops)], machine)[0]
+    products = gemm.price(
+        [
+            replace(event, op="gemm", shape=tuple(view.items()), flops=shape.flops)
+            for view in shape.views(event.direction)
+        ],
+        machine,
+    )
+    product = min(products, key=lambda answer: answer.value_s)
     return kind, factor * (product.value_s - product.latency_s), product.latency_s
 
 

@@ -43,14 +43,9 @@ def map_convnet(row: Row) -> str:
 
 
 def map_vision_stack(row: Row, precision: str, assumed: Assumed) -> str:
-    """Returns the stack: channels last where the source says so or its scripts do.
-
-    NVIDIA's scripts for PyTorch train with channels last in mixed precision, channels first in
-    fp32 and TF32.
-    """
+    """Returns the stack: channels last where the source says so, else PyTorch's default."""
     if not row.framework:
         raise Unsupported("the framework is not stated")
-    examples = has_word(row.framework, "deeplearningexamples")
     timm = has_word(row.framework, "timm")
     if not timm and not re.search(r"pytorch", row.framework, re.IGNORECASE):
         raise Unsupported(f"no stack is near the framework {row.framework!r} for images")
@@ -58,11 +53,7 @@ def map_vision_stack(row: Row, precision: str, assumed: Assumed) -> str:
         raise Unsupported(f"no stack is near the framework {row.framework!r} for images")
     if has_word(f"{row.notes} {row.precision}", "nhwc", "channels_last"):
         return "pytorch-vision-nhwc"
-    script = examples and row.family != "oneflow_dlperf"
-    if (script or row.family == "nvidia_deeplearningexamples") and precision in ("fp16", "bf16"):
-        assumed.add("channels last (NVIDIA's scripts in mixed precision)")
-        return "pytorch-vision-nhwc"
-    if not timm:
+    if not timm and precision in ("fp16", "bf16"):
         assumed.add("channels first (not stated)")
     return "pytorch-vision"
 
