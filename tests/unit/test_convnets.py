@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from foretrain.compiler.optimizer import OPTIMIZERS
 from foretrain.cost.model import build_cost_model
 from foretrain.errors import InputError, PlanError
