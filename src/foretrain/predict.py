@@ -184,9 +184,14 @@ def _assemble(run: RunSpec, compiled: Compiled, prices: Prices, simulated: Simul
         memory_timeline=tuple(peak.timeline for peak in simulated.peaks),
         program=compiled.program,
         provenance=provenance,
-        assumptions=(*run.assumptions, *_full_attention(flops, full)),
+        assumptions=(
+            *run.assumptions,
+            *_full_attention(flops, full),
+            *_above_peak(flops / per_second),
+        ),
         warnings=(),
         mode="hierarchical",
+        sample_word="samples" if training.image is None else "images",
     )
 
 
@@ -194,6 +199,12 @@ def _full_attention(flops: float, full: float) -> tuple[str, ...]:
     if full == flops:
         return ()
     return (f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",)
+
+
+def _above_peak(mfu: float) -> tuple[str, ...]:
+    if mfu <= 1.0:
+        return ()
+    return ("MFU above 1: it counts the FLOP of direct convolution, Winograd kernels need fewer",)
 
 
 def _peak_name(dtype: str) -> str:

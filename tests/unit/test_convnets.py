@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from foretrain.cli.main import main
 from foretrain.compiler.optimizer import OPTIMIZERS
 from foretrain.cost.model import build_cost_model
 from foretrain.errors import InputError, PlanError
@@ -13,6 +14,7 @@ from foretrain.frontends.spec import ConvSpec
 from foretrain.graph.backward import derive_backward
 from foretrain.predict import compile_run, predict
 from foretrain.program import Comm, CommEvent, ComputeEvent, Run
+from foretrain.report.run_form import run_form
 from foretrain.run.load import load_run
 
 COUNTS = {  # parameters of torchvision's models, and published GMAC of one image
@@ -244,3 +246,32 @@ def test_the_split_classifier_keeps_its_gathered_input_when_asked_to() -> None:
     kept = {**VGG_SPLIT, "stage5.0.pool": {"keep_gathered": True}}
     run = run_of("vgg-19", "1x8 v100-sxm-16gb", plan={"overrides": kept})
     assert ("all_gather", 8 * 4 * 25088) in _volumes(run)["F"]
+
+
+def test_reports_count_images(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "vgg-16", "--cluster", "1x1 v100-sxm-16gb", "--precision", "fp32"]
+    assert main(["predict", *flags, "--microbatch", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "images/s/GPU" in text
+    assert "tokens/s" not in text
+    assert "Winograd kernels need fewer" in text
+
+
+def test_the_resolved_run_reads_back() -> None:
+    run = run_of({**SMALL, "bottleneck": False}, "1x2 v100-sxm-16gb", image=160)
+    again = load_run(run_form(run))
+    assert again.model == run.model
+    assert again.training == run.training
+
+
+@pytest.mark.parametrize("preset", ["plain", "fsdp", "deepspeed", "megatron"])
+def test_other_presets_run_too(preset: str) -> None:
+    cluster = "1x1 v100-sxm-16gb" if preset == "plain" else "1x4 v100-sxm-16gb"
+    result = predict(run_of("resnet-18", cluster, plan={"preset": preset}))
+    assert result.step_time_s.value > 0
+
+
+def test_flat_equals_folded() -> None:
+    run = run_of("resnet-18", "1x4 v100-sxm-16gb")
+    folded, flat = predict(run), predict(run, flat=True)
+    assert flat.step_time_s.value == pytest.approx(folded.step_time_s.value, rel=1e-9)
