@@ -243,9 +243,13 @@ def test_sgd_with_momentum_keeps_one_moment() -> None:
 
 
 def test_the_split_classifier_keeps_its_gathered_input_when_asked_to() -> None:
-    kept = {**VGG_SPLIT, "stage5.0.pool": {"keep_gathered": True}}
-    run = run_of("vgg-19", "1x8 v100-sxm-16gb", plan={"overrides": kept})
-    assert ("all_gather", 8 * 4 * 25088) in _volumes(run)["F"]
+    plan = {"overrides": {**VGG_SPLIT, "head": {"keep_gathered": True}}}
+    once = run_of("vgg-19", "1x8 v100-sxm-16gb", plan={"overrides": VGG_SPLIT})
+    kept = run_of("vgg-19", "1x8 v100-sxm-16gb", plan=plan)
+    again = ("all_gather", 8 * 4 * 25088)
+    assert again in _volumes(once)["B"]
+    assert _volumes(kept)["F"] == _volumes(once)["F"]
+    assert sorted([*_volumes(kept)["B"], again]) == sorted(_volumes(once)["B"])
 
 
 def test_reports_count_images(capsys: pytest.CaptureFixture[str]) -> None:
