@@ -10,8 +10,7 @@ from foretrain.cost.adjust import Adjustments, adjust_prices
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
 from foretrain.errors import InputError, Problem
-from foretrain.frontends.flops import model_flops_per_sample
-from foretrain.frontends.transformer import build_graph
+from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
 from foretrain.program import ComputeEvent, Program, Run
 from foretrain.run.spec import RunSpec
@@ -52,7 +51,8 @@ def compile_run(run: RunSpec) -> Compiled:
     graph = build_graph(
         run.model,
         batch=training.microbatch * dp,
-        sequence=training.sequence or 1,
+        sequence=training.sequence,
+        image=training.image,
         attention=run.stack.attention,
     )
     tree = build_tree(
@@ -144,9 +144,13 @@ def _assemble(
     samples = training.global_batch / band.value
     tokens = samples * training.sequence if training.sequence else None
     world = cluster.world_size
-    sequence = training.sequence or 1
-    flops = model_flops_per_sample(run.model, sequence) * training.global_batch
-    full = model_flops_per_sample(run.model, sequence, causal_half=False) * training.global_batch
+    flops, full = (
+        training.global_batch
+        * flops_per_sample(
+            run.model, sequence=training.sequence, image=training.image, causal_half=half
+        )
+        for half in (True, False)
+    )
     executed = _executed_flops(compiled.program)
     dtype = training.roles.compute
     peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
@@ -184,11 +188,25 @@ def _assemble(
         provenance=provenance,
         assumptions=(
             *run.assumptions,
-            f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",
+            *_full_attention(flops, full),
+            *_above_peak(flops / per_second),
         ),
         warnings=(),
         mode="hierarchical",
+        sample_word="samples" if training.image is None else "images",
     )
+
+
+def _full_attention(flops: float, full: float) -> tuple[str, ...]:
+    if full == flops:
+        return ()
+    return (f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",)
+
+
+def _above_peak(mfu: float) -> tuple[str, ...]:
+    if mfu <= 1.0:
+        return ()
+    return ("MFU above 1: it counts the FLOP of direct convolution, Winograd kernels need fewer",)
 
 
 def _peak_name(dtype: str) -> str:
@@ -216,7 +234,7 @@ def _contraction_flops(event: object) -> float:
         return 0.0
     if event.op == "attention":
         return event.flops * (2.0 / 2.5 if event.direction == "backward" else 1.0)
-    return event.flops if event.op == "gemm" else 0.0
+    return event.flops if event.op in ("gemm", "conv2d") else 0.0
 
 
 def _memory(run: RunSpec, program: Program, simulated: Simulated) -> MemoryResult:

@@ -30,6 +30,7 @@ class Stack:
     host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)
     host_comm_us: float = 15.0  # host time per collective call
     host_step_ms: float = 1.0  # once per optimizer step
+    host_op_us_by: Mapping[str, float] = field(default_factory=dict[str, float])
     cuda_graphs: bool = False
     p2p_sync: bool = False  # the host waits for pipeline transfers
     overlap_p2p: bool = False  # interleaved schedules post their transfers early
@@ -42,6 +43,7 @@ class Stack:
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
+    channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])
     sources: Mapping[str, str] = field(default_factory=dict[str, str])

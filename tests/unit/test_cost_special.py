@@ -37,19 +37,20 @@ def flops(c=256, k=256, kernel=3, n=64, size=28):
 
 def test_winograd_beats_the_direct_peak_and_wide_kernels_do_not():
     fast, slow = seconds("v100-sxm-16gb", conv(dtype="fp32"), conv(kernel=5, dtype="fp32"))
-    assert 1.0 < flops() / fast / 15.7e12 < 1.35
-    assert flops(kernel=5) / slow / 15.7e12 < 0.6
+    assert 1.2 < flops() / fast / 15.7e12 < 1.75  # DeepBench: 1.5 for the upper quarter of 3x3
+    assert flops(kernel=5) / slow / 15.7e12 < 1.05
 
 
 def test_convolution_on_tensor_cores_and_its_gradients():
-    forward, data, both = seconds(
+    forward, data, weight, both = seconds(
         "v100-sxm-16gb",
         conv(dtype="fp16"),
         conv(dtype="fp16", direction="backward_input"),
+        conv(dtype="fp16", direction="backward_weight"),
         conv(dtype="fp16", direction="backward"),
     )
     assert flops() / forward / 125e12 == pytest.approx(0.62, abs=0.06)
-    assert both == pytest.approx(2 * data)
+    assert both == pytest.approx(data + weight)
     assert 2.0 <= both / forward < 2.8
 
 

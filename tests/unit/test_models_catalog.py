@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from foretrain.errors import CatalogError, FileFormatError, InputError
+from foretrain.frontends.build import build_graph
 from foretrain.frontends.catalog import aliases, find_model, list_models, resolve_model
 from foretrain.frontends.families import model_from_mapping
-from foretrain.frontends.transformer import build_graph
 
 NAMES = [spec.name for spec in list_models()]
 

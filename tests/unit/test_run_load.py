@@ -298,7 +298,7 @@ def test_wrong_plans_are_refused(plan: dict[str, Any], message: str) -> None:
         ({**RUN, "plan": 4}, "plan: must be a mapping of fields"),
         (run_with(training={"precision": "bf61"}), "did you mean 'bf16'?"),
         (run_with(training={"precision": {"compte": "bf16"}}), "did you mean 'compute'?"),
-        (run_with(training={"optimizer": "lion"}), "allowed: none, sgd, adam, adamw"),
+        (run_with(training={"optimizer": "lion"}), "allowed: none, sgd, sgd-momentum, adam, adamw"),
         (run_with(training={"batch_size": 4}), "say global_batch"),
     ],
 )

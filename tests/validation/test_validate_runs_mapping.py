@@ -326,7 +326,7 @@ REFUSED = {
     "nemo_automodel-0014": "LoRA comes with a later version",
     "decentralized_fm_v100-0026": "a central parameter server is not modelled",
     "maxtext_tpu_gpu-0074": "the number of GPUs is not stated",
-    "timm_rtx3090-0488": "image models come with a later version",
+    "timm_rtx3090-0488": "this image model is not in the catalog",
 }
 
 

@@ -77,7 +77,10 @@ def _models() -> list[list[str]]:
     rows = [["name", "family", "parameters", "layers", "hidden", "heads"]]
     for model in list_models():
         count = format_count(model.num_parameters) if model.num_parameters else "-"
-        shape = [str(model.layers), str(model.hidden), str(model.heads)]
+        size = [
+            getattr(model, key, "-") for key in ("layers", "hidden", "heads")
+        ]  # images: no hidden
+        shape = [str(value) for value in size]
         rows.append([model.name, model.family, count, *shape])
     return rows
 

@@ -51,6 +51,7 @@ Model = Annotated[str | None, _field("--model", "NAME", "Catalog name, config.js
 Cluster = Annotated[str | None, _field("--cluster", "TEXT", "E.g. '8x8 h100-sxm, 8x400G ib'.")]
 Stack = Annotated[str | None, _field("--stack", "NAME", "Software stack, e.g. megatron-te.")]
 Sequence = Annotated[str | None, _field("--sequence", "N", "Tokens per sample.")]
+Image = Annotated[str | None, _field("--image", "N", "Height and width of images in pixels.")]
 GlobalBatch = Annotated[
     str | None, _field("--global-batch", "N", "Samples per optimizer step over all ranks.")
 ]
@@ -61,7 +62,9 @@ Accumulation = Annotated[
     str | None, _field("--accumulation", "N", "Micro-steps per optimizer step.")
 ]
 Precision = Annotated[str | None, _field("--precision", "DTYPE", "bf16, fp16, fp32, tf32, ...")]
-Optimizer = Annotated[str | None, _field("--optimizer", "NAME", "adamw, adam, sgd or none.")]
+Optimizer = Annotated[
+    str | None, _field("--optimizer", "NAME", "adamw, adam, sgd, sgd-momentum or none.")
+]
 PlanText = Annotated[
     str | None, _field("--plan", "SHORT", "Short form: 2M4P1D is tp 2, pp 4, dp 1.")
 ]
@@ -110,6 +113,7 @@ FIELD_OF_FLAG: Mapping[str, str] = {
         key: f"training.{key}"
         for key in (
             "sequence",
+            "image",
             "global_batch",
             "microbatch",
             "accumulation",

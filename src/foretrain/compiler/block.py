@@ -99,7 +99,7 @@ def lower_block(
         and any(step.collective == "reduce_scatter" for step in launch.steps)
     }
     names = saved_names(block, backward, outer.recompute, selective, scattered)
-    saved = _saved(block, names, flow, settings)
+    saved = _saved(block, names, flow, settings, outer)
     launches, input_grad = _backward(block, backward, flow, settings, outer, residual, saved)
     return LoweredBlock(
         block=block,
@@ -161,12 +161,14 @@ def _saved(
     names: set[str],
     flow: Flow,
     settings: Mapping[str, Settings],
+    outer: Settings,
 ) -> frozenset[Copy]:
     """The forward copies that live until backward."""
     made = producers(block)
     copies: set[Copy] = set()
     for name in names:
-        keep = name in made and settings[made[name].name].keep_gathered
+        # the input of the block has no producer here: the settings of the block decide
+        keep = (settings[made[name].name] if name in made else outer).keep_gathered
         copies.add(flow.root(_saved_copy(flow, name, keep_gathered=keep)))
     return frozenset(copies)
 

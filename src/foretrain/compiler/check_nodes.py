@@ -14,6 +14,8 @@ from foretrain.mesh import Mesh
 from foretrain.strategy.plan import RECOMPUTE
 from foretrain.strategy.tree import MEMORY_ROLES, Node
 
+#: Dims of feature maps that are not split: neighbours would have to exchange halos.
+SPATIAL = ("height", "width", "in_height", "in_width", "r", "s")
 RESIDUAL_DIMS = ("batch", "seq", "hidden")
 
 
@@ -44,11 +46,21 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
     if node.recompute is not None and node.recompute not in RECOMPUTE:
         problems.append(_unknown("recompute", node.recompute, RECOMPUTE, where))
     dims = {name for op in below for name in (*(d.name for d in op.dims), *op.groups)}
+    spatial = [dim for dim in node.computation if dim in SPATIAL and _on_maps(below)]
+    problems += [
+        Problem(
+            what="a spatial split needs an exchange of halos, which is not modelled",
+            where=f"{where}, computation",
+            value=dim,
+            allowed="batch and channel dims (batch, channel, in, out)",
+        )
+        for dim in spatial
+    ]
     if node.pattern:
         problems += [
             _unknown("dim", dim, sorted(dims), f"{where}, computation")
             for dim in node.computation
-            if dim not in dims
+            if dim not in dims and dim not in spatial
         ]
     problems += _check_axes(node.computation, mesh, f"{where}, computation")
     for role, split in node.memory.items():
@@ -60,6 +72,10 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
         problems += [_unknown("dim", dim, allowed, inside) for dim in split if dim not in allowed]
         problems += _check_axes(split, mesh, inside)
     return problems
+
+
+def _on_maps(ops: Sequence[Op]) -> bool:
+    return any(dim.name == "height" for op in ops for dim in op.dims)
 
 
 def _below(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]]) -> list[Op]:

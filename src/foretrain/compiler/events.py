@@ -129,6 +129,8 @@ class Shaper:
             shape = self._gemm(op, sizes)
         elif op.cost == "attention":
             shape = _attention_shape(op, sizes)
+        elif op.cost == "conv2d":
+            shape = _conv_shape(op, sizes)
         else:
             shape = self._memory_shape(op, sizes)
         return ComputeEvent(
@@ -198,6 +200,26 @@ class Shaper:
             )
             return 2.0 * rows
         return sum(self._operand_bytes(o, sizes) for o in (*op.inputs, *op.outputs))
+
+
+def _conv_shape(op: Op, sizes: Mapping[str, int]) -> dict[str, float]:
+    """The shape of a (grouped) convolution; a split of the output channels splits the groups."""
+    given = {key: float(value) for key, value in op.attributes.items()}
+    groups = max(1.0, given["groups"] * sizes["out"] / given["channels"])
+    return {
+        "n": float(sizes["batch"]),
+        "c": groups * sizes["in"],
+        "h": given["h"],
+        "w": given["w"],
+        "k": float(sizes["out"]),
+        "r": float(sizes["r"]),
+        "s": float(sizes["s"]),
+        "stride": given["stride"],
+        "padding": given["padding"],
+        "groups": groups,
+        "oh": float(sizes["height"]),
+        "ow": float(sizes["width"]),
+    }
 
 
 def _attention_shape(op: Op, sizes: Mapping[str, int]) -> dict[str, float]:

@@ -18,7 +18,12 @@ Split = dict[str, tuple[str, ...]]
 #: Key for axes that a setting spends on replication: no dim of the operator may take them.
 REPLICATED_OVER = ""
 #: Dims along which these operators need the whole row: they cannot be split.
-ROW_DIMS = {"layernorm": ("hidden",), "rmsnorm": ("hidden",), "softmax": ("seq_kv",)}
+ROW_DIMS = {
+    "layernorm": ("hidden",),
+    "rmsnorm": ("hidden",),
+    "softmax": ("seq_kv",),
+    "class_loss": ("class",),
+}
 
 
 def atomic(axes: Iterable[str], mesh: Mesh) -> list[str]:

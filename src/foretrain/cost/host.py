@@ -2,13 +2,15 @@
 
     host = launches host_launch_us + host_op_us       (collectives: count host_comm_us)
 
+host_op_us is the stack's value for the operator (`host_op_us_by`), else for all.
+
 A replayed CUDA graph is one launch for many kernels: the cost of an event falls to the share
 below. Constants are the stack's. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
-from foretrain.program import CommEvent, Event
+from foretrain.program import CommEvent, ComputeEvent, Event
 from foretrain.stack import Stack
 from foretrain.units import US
 
@@ -24,4 +26,10 @@ def host_seconds(event: Event, kernels: float, stack: Stack) -> float:
         return kernels * stack.host_comm_us * US
     if stack.cuda_graphs and event.direction != "optimizer":
         return kernels * GRAPH_KERNEL_US * US
-    return (kernels * stack.host_launch_us + stack.host_op_us) * US
+    return (kernels * stack.host_launch_us + _op_us(event, stack)) * US
+
+
+def _op_us(event: ComputeEvent, stack: Stack) -> float:
+    if event.direction != "forward" and f"{event.op}_backward" in stack.host_op_us_by:
+        return stack.host_op_us_by[f"{event.op}_backward"]
+    return stack.host_op_us_by.get(event.op, stack.host_op_us)

@@ -1,4 +1,4 @@
-"""Models by name, by file and inline: everything that ends in a ModelSpec.
+"""Models by name, by file and inline: everything that ends in a ModelSpec or a ConvSpec.
 
 The catalog's models are data: src/foretrain/catalog/models/*.toml, one `[[model]]` table each.
 """
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.errors import CatalogError, InputError, InternalError, Problem, nearest
+from foretrain.frontends.convnet_spec import conv_spec_from_mapping, is_conv_family
 from foretrain.frontends.families import model_from_mapping
 from foretrain.frontends.hf_config import load_hf_config, model_from_hf_mapping
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import Model
 
 #: Endings of checkpoint names that do not change the shape of a model.
 _SAME_SHAPE = frozenset({"hf", "instruct", "chat", "base", "it", "meta"})
@@ -26,7 +27,7 @@ _ABOUT = ("aliases", "num_parameters", "source")  # keys of the catalog's files 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[bmt](?![a-z0-9]))?|[a-z]+")
 
 
-def list_models() -> tuple[ModelSpec, ...]:
+def list_models() -> tuple[Model, ...]:
     """Returns every model of the catalog, in order of name."""
     return tuple(spec for _, spec in sorted(_entries().items()))
 
@@ -36,7 +37,7 @@ def aliases() -> Mapping[str, str]:
     return {alias: name for alias, name in _names().items() if alias != name}
 
 
-def find_model(name: str) -> ModelSpec:
+def find_model(name: str) -> Model:
     """Returns the model called `name`.
 
     Case, separators, the owner before "/" and endings such as -instruct or -hf are ignored.
@@ -68,7 +69,7 @@ def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
     )
 
 
-def resolve_model(value: object, *, folder: Path | None = None) -> ModelSpec:
+def resolve_model(value: object, *, folder: Path | None = None) -> Model:
     """Returns the model that a run file's `model` means: a text, a Path or a mapping.
 
     A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a Path,
@@ -79,7 +80,7 @@ def resolve_model(value: object, *, folder: Path | None = None) -> ModelSpec:
         mapping = cast("Mapping[str, Any]", value)
         if "model_type" in mapping:
             return model_from_hf_mapping(mapping, name="inline", where="model")
-        return model_from_mapping(mapping)
+        return _from_mapping(mapping, "model")
     if not isinstance(value, str | Path) or not str(value).strip():
         raise InputError(
             Problem(
@@ -99,6 +100,12 @@ def resolve_model(value: object, *, folder: Path | None = None) -> ModelSpec:
         if value.startswith((".", "/", "~")) or _exists(path):
             return load_hf_config(path)
         raise
+
+
+def _from_mapping(mapping: Mapping[str, Any], where: str) -> Model:
+    if is_conv_family(mapping.get("family")):
+        return conv_spec_from_mapping(mapping, where=where)
+    return model_from_mapping(mapping, where=where)
 
 
 def _path(value: str | Path, folder: Path | None) -> Path:
@@ -132,13 +139,13 @@ def _tables() -> tuple[Mapping[str, Any], ...]:
 
 
 @cache
-def _entries() -> Mapping[str, ModelSpec]:
-    entries: dict[str, ModelSpec] = {}
+def _entries() -> Mapping[str, Model]:
+    entries: dict[str, Model] = {}
     for table in _tables():
         if table["name"] in entries:
             raise InternalError(f"the catalog has two models {table['name']!r}")
         shape = {key: value for key, value in table.items() if key not in _ABOUT}
-        spec = model_from_mapping(shape, where=f"catalog {table['name']}")
+        spec = _from_mapping(shape, f"catalog {table['name']}")
         entries[table["name"]] = replace(
             spec,
             assumed=(),  # what a file of the catalog leaves to the family is stated, not guessed

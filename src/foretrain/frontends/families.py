@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from foretrain.errors import InputError, Problem, nearest
+from foretrain.frontends.convnet import FAMILIES as CONV_FAMILIES
 from foretrain.frontends.spec import ModelSpec
 
 _GPT: Mapping[str, Any] = {
@@ -129,8 +130,8 @@ def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> M
                 what="missing family" if family is None else "unknown family",
                 where=f"{where}.family",
                 value=family,
-                allowed=", ".join(sorted(FAMILIES)),
-                way_out=nearest(str(family), FAMILIES),
+                allowed=", ".join(sorted((*FAMILIES, *CONV_FAMILIES))),
+                way_out=nearest(str(family), (*FAMILIES, *CONV_FAMILIES)),
             )
         )
         family = "gpt"

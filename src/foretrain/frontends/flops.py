@@ -14,7 +14,8 @@ Worked numbers: docs/explain/flops.md.
 from __future__ import annotations
 
 from foretrain.frontends.attention import attention_density
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.convnet import build_conv_graph
+from foretrain.frontends.spec import ConvSpec, ModelSpec
 
 
 def model_flops_per_sample(spec: ModelSpec, sequence: int, causal_half: bool = True) -> float:
@@ -31,3 +32,14 @@ def model_flops_per_sample(spec: ModelSpec, sequence: int, causal_half: bool = T
     vocab = spec.vocab_unpadded or spec.vocab  # padding rows are no part of the model
     per_token = spec.layers * (projections + mlp + attention) + 2 * spec.hidden * vocab
     return 3.0 * per_token * sequence
+
+
+def conv_flops_per_sample(spec: ConvSpec, image: int | None = None) -> float:
+    """Returns three times the FLOP of the convolutions and linear layers of one forward pass.
+
+    The data gradient of the first layer, which nobody needs, is counted, as is usual.
+    """
+    graph = build_conv_graph(spec, batch=1, image=image)
+    return 3.0 * sum(
+        op.total_flops * block.repeat for block, op in graph.ops() if op.kind == "contraction"
+    )

@@ -43,3 +43,35 @@ class ModelSpec:
     vocab_unpadded: int | None = None  # the model's own vocabulary when `vocab` was padded
     source: str = ""
     assumed: tuple[str, ...] = ()  # defaults taken for what the user left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """A convolutional network for classification, as the numbers of its family.
+
+    `layers` counts the blocks between stem and head. `image` is the usual height and width in
+    pixels. What a field means in a family stands in frontends/convnet.py.
+    """
+
+    name: str
+    family: str  # alexnet, vgg, resnet, inception-v3, densenet, mobilenet-v2, efficientnet
+    layers: int
+    image: int
+    classes: int = 1000
+    depths: tuple[int, ...] = ()  # blocks (or convolutions) of every stage
+    bottleneck: bool = True
+    groups: int = 1
+    width: int = 64  # channels per group of a bottleneck; first channels of a DenseNet
+    growth: int = 32
+    batch_norm: bool = True
+    squeeze: bool = False  # squeeze and excitation in every residual block
+    width_multiplier: float = 1.0
+    depth_multiplier: float = 1.0
+    auxiliary: bool = False  # a second classifier in training
+    dropout: float = 0.0
+    num_parameters: int | None = None
+    source: str = ""
+    assumed: tuple[str, ...] = ()
+
+
+Model = ModelSpec | ConvSpec

@@ -226,6 +226,13 @@ def _bias_grad(walk: _Walk, op: Op, bias: Operand) -> None:
     walk.emit(source, "db", "backward_weight", [bias], inputs=[dy], linear=(0,), flops=1.0)
 
 
+def _conv2d(walk: _Walk, op: Op) -> None:
+    """Backward data (not for the images), backward weight, and the bias gradient as a sum."""
+    _contraction_inputs(walk, op)
+    _contraction_weights(walk, op)
+    _contraction_biases(walk, op)
+
+
 def _attention(walk: _Walk, op: Op) -> None:
     """One kernel for dq, dk, dv; it recomputes the scores: 2.5 times the forward FLOP."""
     q, k, v = op.inputs[:3]
@@ -306,6 +313,7 @@ def _cross_entropy(walk: _Walk, op: Op) -> None:
 
 RULES: dict[str, Callable[[_Walk, Op], None]] = {
     "contraction": _contraction_inputs,
+    "conv2d": _conv2d,
     "attention": _attention,
     "pointwise": _pointwise,
     "softmax": _pointwise,

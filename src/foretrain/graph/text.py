@@ -25,7 +25,8 @@ def graph_text(graph: Graph) -> str:
 def _graph_lines(graph: Graph) -> Iterator[str]:
     yield f"graph {graph.name}"
     yield f"batch {graph.batch}"
-    yield f"sequence {graph.sequence}"
+    if graph.sequence is not None:
+        yield f"sequence {graph.sequence}"
     yield f"parameters {graph.num_parameters:,}"
     yield f"forward {graph.forward_flops():.6g} FLOP"
     for key, value in sorted(graph.facts.items()):

@@ -85,7 +85,10 @@ def _rate(item: Compared) -> float:
 
 def _same_work(items: Sequence[Compared]) -> bool:
     """Returns whether all runs do the same for a sample: one model at one length."""
-    works = {(run.model.name, run.model.layers, run.training.sequence) for _, run, _ in items}
+    works = {
+        (run.model.name, run.model.layers, run.training.sequence, run.training.image)
+        for _, run, _ in items
+    }
     return len(works) == 1
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, cast
 
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.run.spec import RunSpec, Training
 from foretrain.strategy.plan import Overlap, Plan, Recompute
 
@@ -32,13 +32,16 @@ def run_form(run: RunSpec) -> dict[str, Any]:
 ABOUT = ("source", "num_parameters", "assumed", "vocab_unpadded")
 
 
-def _model(model: ModelSpec) -> dict[str, Any]:
+def _model(model: Model) -> dict[str, Any]:
     """The whole shape; where it comes from and what was assumed is not part of it."""
     form = {
         name: value
         for name, value in asdict(model).items()
         if value is not None and name not in ABOUT
     }
+    if isinstance(model, ConvSpec):
+        form["depths"] = list(model.depths)
+        return {key: value for key, value in form.items() if value != []}
     return form | {"vocab": model.vocab_unpadded or model.vocab}
 
 
@@ -52,6 +55,8 @@ def _training(training: Training) -> dict[str, Any]:
     }
     if training.sequence is not None:
         form["sequence"] = training.sequence
+    if training.image is not None:
+        form["image"] = training.image
     return form
 
 

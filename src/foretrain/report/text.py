@@ -62,6 +62,8 @@ def run_line(run: RunSpec) -> str:
     words = [run.model.name]
     if training.sequence is not None:
         words.append(f"sequence {training.sequence}")
+    if training.image is not None:
+        words.append(f"image {training.image}")
     words += [training.precision, plan_words(run), f"stack {run.stack.name}"]
     return f"{', '.join(words)}\non {run.cluster.text}"
 
@@ -102,7 +104,7 @@ def _headline(result: Result, run: RunSpec) -> list[str]:
     ]
     if result.tokens_per_s is not None:
         rows.append(("tokens/s", f"{number(result.tokens_per_s)} over the whole job"))
-    rows.append(("samples/s", number(result.samples_per_s)))
+    rows.append((f"{result.sample_word}/s", number(result.samples_per_s)))
     rows += mfu_lines(result, run)
     return _wrap_rows(rows)
 

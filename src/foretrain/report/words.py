@@ -53,10 +53,10 @@ def rate_limits(rate: float, step: Band) -> tuple[float, float]:
 
 
 def throughput(result: Result, devices: int) -> tuple[float, str]:
-    """Returns the rate that people compare and its unit: tokens/s/GPU, or samples/s/GPU."""
+    """Returns the rate that people compare and its unit: tokens, images or samples/s/GPU."""
     if result.tokens_per_s_per_device is not None:
         return result.tokens_per_s_per_device, "tok/s/GPU"
-    return result.samples_per_s / devices, "samples/s/GPU"
+    return result.samples_per_s / devices, f"{result.sample_word}/s/GPU"
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ SECTIONS = ("model", "training", "plan", "cluster", "stack")
 
 TRAINING_KEYS = (
     "sequence",
+    "image",
     "global_batch",
     "microbatch",
     "accumulation",
@@ -57,6 +58,8 @@ TRAINING_ALIASES: Mapping[str, str] = {
     "cutoff_len": "sequence",
     "encoder_seq_length": "sequence",
     "max_seq_len": "sequence",
+    "image_size": "image",
+    "img_size": "image",
     "micro_batch": "microbatch",
     "micro_batch_size": "microbatch",
     "microbatch_size": "microbatch",
@@ -210,6 +213,7 @@ LATER_SCHEDULES = (
 )
 
 OPTIMIZER_SYNONYMS: Mapping[str, str] = {
+    "momentum": "sgd-momentum",
     "false": "none",
     "off": "none",
     "no": "none",

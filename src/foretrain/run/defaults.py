@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
 
@@ -14,6 +14,7 @@ from foretrain.strategy.plan import Plan
 ZERO: Mapping[str, int] = {"megatron": 0, "fsdp": 3, "deepspeed": 1, "ddp": 0, "plain": 0}
 
 OPTIMIZER = "adamw"
+CONV_OPTIMIZER = "sgd-momentum"
 
 #: Presets whose framework pads the vocabulary, to a multiple of this times tp
 #: (Megatron-LM, --make-vocab-size-divisible-by).
@@ -77,8 +78,10 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     return plan, warnings
 
 
-def pad_vocabulary(spec: ModelSpec, plan: Plan) -> tuple[ModelSpec, list[str]]:
+def pad_vocabulary(spec: Model, plan: Plan) -> tuple[Model, list[str]]:
     """Returns the model as the preset's framework builds it, with a line when rows were added."""
+    if isinstance(spec, ConvSpec):
+        return spec, []
     own = spec.vocab_unpadded or spec.vocab
     unit = VOCAB_MULTIPLE * plan.tp
     padded = -(-own // unit) * unit
@@ -92,10 +95,12 @@ def pad_vocabulary(spec: ModelSpec, plan: Plan) -> tuple[ModelSpec, list[str]]:
 
 
 def plan_warnings(
-    spec: ModelSpec, plan: Plan, stack: Stack, *, sequence: int, microbatches: int
+    spec: Model, plan: Plan, stack: Stack, *, sequence: int, microbatches: int
 ) -> list[str]:
     """Returns what is valid but rarely wanted, or has no effect."""
     warnings: list[str] = []
+    if isinstance(spec, ConvSpec):
+        return warnings
     repeats_core = plan.recompute.mode == "selective" and stack.selective == "core"
     if repeats_core and stack.attention == "fused":
         warnings.append(

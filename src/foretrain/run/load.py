@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.hardware.cluster import Cluster
 from foretrain.run.aliases import OPTIMIZER_SYNONYMS
 from foretrain.run.batch import Batch, settle_batch
 from foretrain.run.defaults import (
+    CONV_OPTIMIZER,
     OPTIMIZER,
     drop_idle_settings,
     pad_vocabulary,
@@ -32,7 +33,7 @@ from foretrain.stack import Stack
 from foretrain.strategy.checks import Numbers, check_plan, data_parallel
 from foretrain.strategy.plan import Plan
 
-OPTIMIZERS = ("none", "sgd", "adam", "adamw")
+OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 
 
 def load_run(
@@ -74,16 +75,19 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     model = read_model(fields, folder)
     cluster = read_cluster(fields, folder)
     section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
-    preset, stack = _preset_and_stack(fields, folder, section, cluster, lines)
+    preset, stack = _preset_and_stack(
+        fields, folder, section, cluster, lines, images=isinstance(model, ConvSpec)
+    )
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
-    words = _read_words(fields, cluster, lines)
+    words = _read_words(fields, model, cluster, lines)
     if model is None or cluster is None or stack is None:
         return None
     given = {key for key in section.values if section.has(key)}
     plan, tree = adopt_tree(fields, plan, given)
     plan, warnings = drop_idle_settings(plan, given)
-    if stack.preset != preset and "stack" in fields.values and stack.name != USUAL_STACK[preset]:
+    usual = (USUAL_STACK[preset], "pytorch-vision", "pytorch-vision-nhwc")
+    if stack.preset != preset and "stack" in fields.values and stack.name not in usual:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
     model, padded = pad_vocabulary(model, plan)
@@ -115,6 +119,7 @@ class _Words:
     """The training section as given; None where a word is absent or wrong."""
 
     sequence: int | None
+    image: int | None
     global_batch: int | None
     microbatch: int | None
     accumulation: int | None
@@ -123,22 +128,24 @@ class _Words:
     optimizer: str
 
 
-def _read_words(fields: Fields, cluster: Cluster | None, lines: list[str]) -> _Words:
+def _read_words(
+    fields: Fields, model: Model | None, cluster: Cluster | None, lines: list[str]
+) -> _Words:
     section = Section(path="training", values=fields.section("training"), problems=fields.problems)
-    if not section.has("sequence"):
-        what, way_out = "missing: the training length in tokens", "e.g. sequence: 4096"
-        fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
+    sequence, image = _read_size(fields, section, model, lines)
     has_bf16 = cluster is None or cluster.device.supports("bf16")
     default = "bf16" if has_bf16 else "fp16"
     precision, roles = read_precision(section, default)
     if not section.has("precision"):
         why = "not given" if has_bf16 else "not given; the device has no bf16"
         lines.append(f"precision = {precision} ({why})")
-    optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS) or OPTIMIZER
+    usual = CONV_OPTIMIZER if isinstance(model, ConvSpec) else OPTIMIZER
+    optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS) or usual
     if not section.has("optimizer"):
         lines.append(f"optimizer = {optimizer} (not given)")
     return _Words(
-        sequence=section.integer("sequence"),
+        sequence=sequence,
+        image=image,
         global_batch=section.integer("global_batch"),
         microbatch=section.integer("microbatch"),
         accumulation=section.integer("accumulation"),
@@ -148,10 +155,29 @@ def _read_words(fields: Fields, cluster: Cluster | None, lines: list[str]) -> _W
     )
 
 
+def _read_size(
+    fields: Fields, section: Section, model: Model | None, lines: list[str]
+) -> tuple[int | None, int | None]:
+    """The size of a sample: (tokens, None) or (None, pixels)."""
+    images = isinstance(model, ConvSpec)
+    other, way_out = ("sequence", "image: 224") if images else ("image", "sequence: 4096")
+    if model is not None and section.has(other):
+        what = f"{model.name} is trained on {'images' if images else 'tokens'}"
+        section.refuse(other, what, section.values[other], way_out=f"e.g. {way_out}")
+    if images:
+        if not section.has("image"):
+            lines.append(f"image = {model.image} (usual for {model.name})")
+        return None, section.integer("image") or model.image
+    if not section.has("sequence"):
+        what, way_out = "missing: the training length in tokens", "e.g. sequence: 4096"
+        fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
+    return section.integer("sequence"), None
+
+
 def _training(
     fields: Fields,
     words: _Words,
-    model: ModelSpec,
+    model: Model,
     plan: Plan,
     stack: Stack,
     cluster: Cluster,
@@ -186,6 +212,7 @@ def _training(
         return None
     return Training(
         sequence=words.sequence,
+        image=words.image,
         global_batch=batch.global_batch,
         microbatch=batch.microbatch,
         precision=PURE.get(words.precision, words.precision),
@@ -195,13 +222,19 @@ def _training(
 
 
 def _preset_and_stack(
-    fields: Fields, folder: Path | None, section: Section, cluster: Cluster | None, lines: list[str]
+    fields: Fields,
+    folder: Path | None,
+    section: Section,
+    cluster: Cluster | None,
+    lines: list[str],
+    *,
+    images: bool,
 ) -> tuple[str, Stack | None]:
     """The preset given, else the stack's, else what suits the cluster; and its usual stack."""
     stack = read_stack(fields, folder)
     preset = read_preset(section)
     if preset is None:
-        preset, why = "megatron", "not given"
+        preset, why = ("ddp" if images else "megatron"), "not given"
         if stack is not None:
             preset, why = stack.preset, f"usual with stack {stack.name}"
         elif cluster is not None and cluster.world_size == 1:
@@ -209,6 +242,6 @@ def _preset_and_stack(
         lines.append(f"preset = {preset} ({why})")
     if stack is None and "stack" not in fields.values:
         generation = "" if cluster is None else cluster.device.generation
-        stack = load_stack(usual_stack(preset, generation=generation))
+        stack = load_stack(usual_stack(preset, generation=generation, images=images))
         lines.append(f"stack = {stack.name} (usual with preset {preset} on {generation})")
     return preset, stack

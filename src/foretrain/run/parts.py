@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from foretrain.errors import CatalogError, InputError, PlanError, Problem, nearest
 from foretrain.frontends.catalog import resolve_model
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.hardware.catalog import resolve_cluster
 from foretrain.hardware.cluster import Cluster
 from foretrain.run.fields import Fields
@@ -19,9 +19,10 @@ from foretrain.stack import Stack
 
 #: What may be changed on a model given by name, without touching its other dims.
 CHANGEABLE = ("layers", "vocab", "ffn", "max_positions", "window")
+CONV_CHANGEABLE = ("classes",)
 
 
-def read_model(fields: Fields, folder: Path | None) -> ModelSpec | None:
+def read_model(fields: Fields, folder: Path | None) -> Model | None:
     """Returns the model of a run, None (with problems) when absent or wrong."""
     value = _given(fields, "model", "a catalog name, a config.json or a mapping", "llama-3-8b")
     if value is None:
@@ -34,14 +35,15 @@ def read_model(fields: Fields, folder: Path | None) -> ModelSpec | None:
     return _changed(fields, model)
 
 
-def _changed(fields: Fields, model: ModelSpec) -> ModelSpec:
+def _changed(fields: Fields, model: Model) -> Model:
     section = Section(path="model", values=fields.model_changes, problems=fields.problems)
+    changeable = CONV_CHANGEABLE if isinstance(model, ConvSpec) else CHANGEABLE
     changes: dict[str, int] = {}
     for key, value in fields.model_changes.items():
-        if key not in CHANGEABLE:
-            way_out = nearest(key, CHANGEABLE) or "give the model as a mapping"
+        if key not in changeable:
+            way_out = nearest(key, changeable) or "give the model as a mapping"
             what = "cannot be changed on a model given by name"
-            section.refuse(key, what, value, ", ".join(CHANGEABLE), way_out)
+            section.refuse(key, what, value, ", ".join(changeable), way_out)
             continue
         number = section.integer(key)
         if number is not None:

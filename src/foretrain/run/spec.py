@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import Model
 from foretrain.graph.precision import Precision
 from foretrain.hardware.cluster import Cluster
 from foretrain.stack import Stack
@@ -18,7 +18,7 @@ class Training:
     """Batch words, length, precision and optimizer of a run.
 
     `global_batch` counts samples per optimizer step over all ranks, `microbatch` samples per
-    data-parallel rank and micro-step.
+    data-parallel rank and micro-step. `sequence` is None for images, `image` (pixels) for tokens.
     """
 
     sequence: int | None
@@ -26,7 +26,8 @@ class Training:
     microbatch: int
     precision: str
     roles: Precision
-    optimizer: str = "adamw"  # none, sgd, adam, adamw
+    optimizer: str = "adamw"  # none, sgd, sgd-momentum, adam, adamw
+    image: int | None = None
 
     def accumulation(self, dp: int) -> int:
         """Returns the number of micro-steps per optimizer step."""
@@ -37,7 +38,7 @@ class Training:
 class RunSpec:
     """Everything `predict` needs; `source` is the run file as given, for echoing."""
 
-    model: ModelSpec
+    model: Model
     training: Training
     plan: Plan
     cluster: Cluster

@@ -75,9 +75,11 @@ def _read(path: Path) -> str:
 BEFORE_TE = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere")
 
 
-def usual_stack(preset: str, *, generation: str) -> str:
+def usual_stack(preset: str, *, generation: str, images: bool = False) -> str:
     """Returns the stack that a preset is usually run with on a device generation."""
     name = USUAL_STACK[preset]
+    if images and name == "pytorch-eager":
+        return "pytorch-vision"
     return "megatron" if name == "megatron-te" and generation in BEFORE_TE else name
 
 

@@ -134,3 +134,4 @@ class Result:
     warnings: tuple[str, ...]
     mode: str  # hierarchical or flat
     simulation_s: float = 0.0
+    sample_word: str = "samples"  # what a sample is called: samples, images

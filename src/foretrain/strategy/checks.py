@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 
 from foretrain.errors import Problem
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
 from foretrain.strategy.plan import Plan
 
 #: More micro-batches than any real step has; a typing error would keep the simulator busy for long.
@@ -41,14 +41,17 @@ class Numbers:
         return self.global_batch // (self.microbatch * dp)
 
 
-def check_plan(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list[Problem]:
+def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
     """Returns everything that is wrong with a plan, empty when it is valid."""
-    problems = [
-        *check_degrees(spec, plan, numbers.num_devices),
-        *check_tensor_parallel(spec, plan, numbers.num_devices, numbers.sequence),
-        *check_stages(spec, plan),
-        *check_sequence(spec, numbers.sequence),
-    ]
+    problems = check_degrees(spec, plan, numbers.num_devices)
+    if isinstance(spec, ConvSpec):
+        problems += check_conv_plan(spec, plan)
+    else:
+        problems += [
+            *check_tensor_parallel(spec, plan, numbers.num_devices, numbers.sequence),
+            *check_stages(spec, plan),
+            *check_sequence(spec, numbers.sequence),
+        ]
     dp = data_parallel(plan, numbers.num_devices)
     if dp is not None:
         problems += [
@@ -56,6 +59,26 @@ def check_plan(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list[Problem]:
             *check_schedule(plan, numbers, dp),
             *check_sharding(plan, dp),
         ]
+    return problems
+
+
+def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:
+    """Returns what a plan asks of a convolutional network that is not modelled."""
+    problems: list[Problem] = []
+
+    def refuse(key: str, what: str, value: object, allowed: str, way_out: str = "") -> None:
+        problems.append(
+            Problem(what=what, where=f"plan.{key}", value=value, allowed=allowed, way_out=way_out)
+        )
+
+    if plan.pp > 1:
+        refuse("pp", f"pipeline stages of {spec.name} are not modelled", plan.pp, "1")
+    if plan.tp > 1 and not plan.overrides and plan.tree is None:
+        refuse("tp", f"no operator of {spec.name} is split over tp", plan.tp, "1",
+               "split some with plan.overrides: {head.fc: {computation: {out: tp}}}")  # fmt: skip
+    if plan.recompute.mode == "selective" or plan.recompute.layers is not None:
+        refuse("recompute", f"{spec.name} has no attention core and no equal layers",
+               plan.recompute.mode, "none, full")  # fmt: skip
     return problems
 
 
@@ -67,7 +90,7 @@ def data_parallel(plan: Plan, num_devices: int) -> int | None:
     return dp
 
 
-def check_degrees(spec: ModelSpec, plan: Plan, num_devices: int) -> list[Problem]:
+def check_degrees(spec: Model, plan: Plan, num_devices: int) -> list[Problem]:
     """Returns the problem of degrees whose product is not the number of devices."""
     if data_parallel(plan, num_devices) is not None:
         return []
@@ -91,7 +114,7 @@ def check_degrees(spec: ModelSpec, plan: Plan, num_devices: int) -> list[Problem
     return [_choice(what, f"plan.{key}", value, allowed, key)]
 
 
-def _degree_to_change(spec: ModelSpec, plan: Plan, num_devices: int) -> tuple[str, list[int]]:
+def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, list[int]]:
     """The degree that is wrong by itself (else pp), and the values that would do."""
     pipeline = [
         p
@@ -103,8 +126,10 @@ def _degree_to_change(spec: ModelSpec, plan: Plan, num_devices: int) -> tuple[st
     return "pp", pipeline
 
 
-def tensor_degrees(spec: ModelSpec, num_devices: int) -> list[int]:
+def tensor_degrees(spec: Model, num_devices: int) -> list[int]:
     """Returns the tensor-parallel degrees that suit heads, MLP width and the devices."""
+    if isinstance(spec, ConvSpec):
+        return [1]
     return [
         t
         for t in divisors(num_devices)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
@@ -21,7 +21,7 @@ DDP_FIRST_BUCKET_MIB = 1.0
 
 
 def build_tree(
-    plan: Plan, spec: ModelSpec, *, world_size: int, accumulation: int, stack: Stack
+    plan: Plan, spec: Model, *, world_size: int, accumulation: int, stack: Stack
 ) -> StrategyTree:
     """Returns the tree of a checked plan on `world_size` ranks (see strategy/checks.py)."""
     if plan.tree is not None:
@@ -108,13 +108,13 @@ def _data_nodes(plan: Plan, mesh: Mesh) -> list[Node]:
     return [root, Node(pattern="head", reshard=False)] if zero >= 3 else [root]
 
 
-def _tensor_nodes(plan: Plan, spec: ModelSpec) -> list[Node]:
+def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
     """Megatron's column and row splits; sequence parallelism is a layout of the residual stream.
 
     The rest (rotary, attention core, output and down projections, activation, loss) follows by
     propagation from these nodes.
     """
-    if plan.tp == 1:
+    if plan.tp == 1 or isinstance(spec, ConvSpec):
         return []
     nodes = [
         Node(pattern="embedding.word", computation={"vocab": ("tp",)}),
@@ -138,13 +138,15 @@ def _tensor_nodes(plan: Plan, spec: ModelSpec) -> list[Node]:
     return nodes
 
 
-def _recompute_nodes(plan: Plan, spec: ModelSpec) -> list[Node]:
+def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
     """Recompute for all layers, or for the first `layers` of every virtual stage."""
     mode, count = plan.recompute.mode, plan.recompute.layers
     if mode == "none":
         return []
     if count is None:
-        return [Node(pattern="layers", recompute=mode)]
+        # blocks of a convolutional network have names of their own
+        pattern = "" if isinstance(spec, ConvSpec) else "layers"
+        return [Node(pattern=pattern, recompute=mode)]
     nodes: list[Node] = []
     start = 0
     for layers in build_schedule(plan, spec.layers, 1).stages:

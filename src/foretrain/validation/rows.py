@@ -52,6 +52,7 @@ class Row:
     vocab: int | None = None
     seq_len: int | None = None
     n_experts: int | None = None
+    input_size: str = ""
     arch_note: str = ""
     params_b: float | None = None
     precision: str = ""

@@ -27,7 +27,8 @@ Array = NDArray[np.float64]
 #: Operators that move data and compute next to nothing, by the name of their cost model.
 OPS = frozenset(
     {
-        "elementwise", "gelu", "relu", "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
+        "elementwise", "gelu", "relu", "relu6", "hardswish", "sigmoid", "class_loss",
+        "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
         "bias_dropout_add", "bias", "scale", "softmax", "layernorm", "rmsnorm", "batchnorm",
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
         "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
@@ -41,7 +42,7 @@ _LIKE = {
     "sum_exp": "cross_entropy",
     "target_gather": "cross_entropy",
     "loss": "cross_entropy",
-    "batchnorm": "layernorm",
+    "class_loss": "cross_entropy",
 }
 
 
@@ -90,7 +91,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
     kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
-    moved = np.array([e.bytes * stack_value(stack.eager_bytes, e) for e in events])
+    moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
     share = np.array([_share(e, constants) for e in events])
     seconds = memory_seconds(
         moved,
@@ -119,9 +120,17 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     ]
 
 
+def _passes(event: ComputeEvent) -> float:
+    """What a kernel moves over reading every input and writing every output once."""
+    passes = load("memory")["passes"]
+    word = event.op if event.direction == "forward" else f"{event.op}_backward"
+    return float(passes.get(word, 1.0))
+
+
 def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
     name = like(event.op)
-    share = float(constants.get("op", {}).get(name, constants["e_d"]))
+    usual = float(constants["e_d"]) * float(load("memory")["relative"].get(name, 1.0))
+    share = float(constants.get("op", {}).get(name, usual))
     if event.direction != "forward":
         share *= float(load("memory")["backward"].get(name, 1.0))
     return share

@@ -21,8 +21,6 @@ CLASSES: Mapping[str, str] = {
     "seq2seq": "encoder-decoder models come with a later version",
     "nmt": "translation models come with a later version",
     "lm_transformer_xl": "Transformer-XL is not modelled",
-    "vision_cnn": "convolutional networks come with a later version",
-    "vision_cnn_or_vit": "image models come with a later version",
     "vision_vit": "vision transformers come with a later version",
     "vision_detection": "detection models are not modelled",
     "vision_segmentation": "segmentation models are not modelled",

@@ -14,6 +14,14 @@ from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
 from foretrain.validation.mapping.stack import map_attention, map_stack
 from foretrain.validation.mapping.training import map_training
+from foretrain.validation.mapping.vision import (
+    is_convnet,
+    map_convnet,
+    map_vision_plan,
+    map_vision_precision,
+    map_vision_stack,
+    map_vision_training,
+)
 from foretrain.validation.mapping.words import Assumed, Unsupported
 from foretrain.validation.rows import Row
 
@@ -41,6 +49,8 @@ def map_row(row: Row) -> Mapped:
     Raises:
         Unsupported: with the reason.
     """
+    if is_convnet(row):
+        return _map_convnet(row)
     assumed = Assumed()
     model = map_model(row, assumed)
     if row.unreadable:
@@ -58,3 +68,21 @@ def map_row(row: Row) -> Mapped:
         "stack": stack.name,
     }
     return Mapped(run=run, attention=map_attention(row), assumed=tuple(assumed.lines))
+
+
+def _map_convnet(row: Row) -> Mapped:
+    assumed = Assumed()
+    model = map_convnet(row)
+    if row.unreadable:
+        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
+    device = map_device(row, assumed)
+    cluster = map_cluster(row, device, assumed)
+    precision = map_vision_precision(row, device, assumed)
+    run = {
+        "model": model,
+        "training": map_vision_training(row, precision, assumed),
+        "plan": map_vision_plan(row),
+        "cluster": cluster,
+        "stack": map_vision_stack(row, precision, assumed),
+    }
+    return Mapped(run=run, attention=None, assumed=tuple(assumed.lines))
