@@ -47,7 +47,7 @@ def messages(plan: Plan, spec: ModelSpec = SPEC, **numbers: Any) -> list[str]:
         Plan(tp=8, pp=4, zero=1, sequence_parallel=True),
         Plan(tp=16),  # twice the key-value heads: each is kept by two ranks
         Plan(pp=4, interleave=2, schedule="interleaved"),
-        Plan(pp=4, interleave=2, schedule="gpipe"),
+        Plan(pp=4, schedule="gpipe"),
         Plan(pp=5, tp=1, stages=(5, 5, 5, 5, 4)),
         Plan(preset="fsdp", zero=3, shard=8),
     ],

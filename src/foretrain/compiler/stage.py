@@ -37,7 +37,7 @@ def build_entries(context: StageContext) -> BuiltStage:
         for chunk in range(schedule.interleave)
     }
     finals = {slots[i] for i in last_of_chunk.values()}
-    for group in exchange_groups(slots, together=schedule.interleave > 1):
+    for group in exchange_groups(slots, together=schedule.kind == "interleaved"):
         writer.exchange(group, finals)
     writer.step()
     return BuiltStage(entries=tuple(launches.entries), persistent=persistent_bytes(context))

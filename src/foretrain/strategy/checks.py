@@ -216,11 +216,11 @@ def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:
     if plan.schedule == "interleaved" and plan.interleave == 1 and plan.pp > 1:
         what = "the interleaved schedule needs several chunks per rank"
         problems.append(Problem(what=what, where="plan.interleave", value=1, allowed="2 or more"))
-    if plan.schedule == "1f1b" and plan.interleave > 1 and plan.pp > 1:
-        what = f"schedule 1f1b has one chunk per rank, interleave is {plan.interleave}"
+    if plan.schedule in ("1f1b", "gpipe") and plan.interleave > 1 and plan.pp > 1:
+        what = f"schedule {plan.schedule} has one chunk per rank, interleave is {plan.interleave}"
         way_out = "use schedule interleaved, or interleave 1"
         problems.append(Problem(what=what, where="plan.schedule", way_out=way_out))
-    if plan.schedule != "gpipe" and plan.interleave > 1 and plan.pp > 1 and count % plan.pp:
+    if plan.interleave > 1 and plan.pp > 1 and count % plan.pp:
         unit = numbers.microbatch * dp * plan.pp
         what = (
             f"{count} micro-batches are not a multiple of pp {plan.pp}, which the interleaved "
@@ -254,10 +254,9 @@ def _check_in_flight(plan: Plan, count: int) -> list[Problem]:
     if not isinstance(plan.in_flight, int) and len(limits) != plan.pp:
         what = f"in_flight has {len(limits)} entries, pp is {plan.pp}"
         problems.append(Problem(what=what, where="plan.in_flight", value=value))
-    most = count * plan.interleave  # with several chunks per rank the limit counts chunks
+    most = count
     if count >= 1 and not all(1 <= limit <= most for limit in limits):
         what = f"out of range: a step has {count} micro-batches"
-        what += f" of {plan.interleave} chunks" if plan.interleave > 1 else ""
         problems.append(
             Problem(what=what, where="plan.in_flight", value=value, allowed=f"1 to {most}")
         )
