@@ -83,7 +83,7 @@ def _book_gap(booked: Booked, expanded: Expanded, played: Played, task: int, clo
         preds = graph.preds[task]
         blocker = max(preds, key=lambda p: played.finish_s[p], default=None)
         if blocker is None or played.finish_s[blocker] <= clock:
-            booked.book("other", end - clock)
+            booked.book("wait" if graph.kind[task] == COMM else "other", end - clock)
             return
         info = expanded.info[blocker]
         begin = max(clock, min(end, played.start_s[blocker]))
@@ -94,9 +94,9 @@ def _book_gap(booked: Booked, expanded: Expanded, played: Played, task: int, clo
             booked.book("host", end - begin)
         elif graph.kind[blocker] == COMM:
             booked.book(info.category, end - begin)
-            waits_for_stage = info.category == "pp" or blocker in expanded.across
-            booked.book("bubble" if waits_for_stage else "wait", begin - clock)
-            return
+            if info.category == "pp" or blocker in expanded.across:
+                booked.book("bubble", begin - clock)
+                return
         else:
             booked.book("other", end - begin)
         end = begin
