@@ -34,7 +34,8 @@ def explain(run: RunSpec, stage: str, what: str | None = None) -> str:
     if stage == "graph":
         return graph_part(graph_text(compile_run(run).graph), what)
     if stage == "plan":
-        return tree_text(compile_run(run).tree)
+        # the preset beside the tree keeps what it decides elsewhere: stack, precision, padding
+        return f"preset: {run.plan.preset}\n{tree_text(compile_run(run).tree)}"
     if stage == "program":
         return program_text(compile_run(run).program, what)
     if stage == "cost":
