@@ -233,7 +233,7 @@ def test_backward_is_the_sum_of_its_parts() -> None:
 
 
 def test_sgd_with_momentum_keeps_one_moment() -> None:
-    assert OPTIMIZERS["sgd-momentum"][0] == 1
+    assert OPTIMIZERS["sgd-momentum"].moments == 1
     plain, momentum = (
         predict(run_of("vgg-16", optimizer=word)) for word in ("sgd", "sgd-momentum")
     )

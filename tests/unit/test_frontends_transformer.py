@@ -23,12 +23,35 @@ def count_parameters(spec: ModelSpec) -> int:
     h, q, kv = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     norm = h * (2 if spec.norm == "layernorm" and spec.norm_bias else 1)
     wide = 2 if spec.gated else 1
-    layer = 2 * norm + h * (q + 2 * kv) + q * h + (wide + 1) * h * spec.ffn
+    num_norms = 1 if spec.parallel and spec.shared_norm else 2
+    layer = num_norms * norm + h * (q + 2 * kv) + q * h + (wide + 1) * h * spec.ffn
     layer += (q + 2 * kv) * spec.qkv_bias + h * spec.out_bias
     layer += (wide * spec.ffn + h) * spec.mlp_bias
-    ends = spec.vocab * h * (1 if spec.tied else 2) + norm * spec.final_norm
-    ends += (spec.max_positions or 0) * h if spec.positions == "learned" else 0
-    return spec.layers * layer + ends + spec.vocab * spec.head_bias
+    per_head = 2 if spec.norm == "layernorm" and spec.norm_bias else 1
+    layer += 2 * per_head * spec.head_dim * spec.qk_norm
+    ends = norm * spec.final_norm + norm * spec.embedding_norm + spec.token_types * h
+    if spec.image is None:
+        ends += spec.vocab * h
+    else:
+        ends += h * (spec.channels * (spec.patch or 0) ** 2 + 1) + h * spec.class_token
+    rows = (spec.image_sequence or spec.max_positions or 0) + spec.position_padding
+    ends += rows * h if spec.positions == "learned" else 0
+    return spec.layers * layer + ends + count_head(spec, norm)
+
+
+def count_head(spec: ModelSpec, norm: int) -> int:
+    h, count = spec.hidden, 0
+    if spec.head in ("lm", "mlm", "pretraining"):
+        count += 0 if spec.tied else spec.vocab * h
+    if spec.head == "lm":
+        count += spec.vocab * spec.head_bias
+    if spec.head in ("mlm", "pretraining"):
+        count += h * h + h + norm + spec.vocab
+    if spec.pooler and spec.head in ("pretraining", "classification", "none"):
+        count += h * h + h
+    if spec.head in ("pretraining", "classification"):
+        count += (h + 1) * spec.classes
+    return count
 
 
 @st.composite
@@ -37,17 +60,28 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     heads = kv_heads * group
     flags = {name: draw(st.booleans()) for name in ("qkv_bias", "out_bias", "mlp_bias")}
+    images = family == "vit"
+    extra: dict[str, object] = {"vocab": draw(st.integers(1, 100)), "max_positions": 64}
+    if images:
+        extra = {"image": 8 * draw(st.integers(1, 4)), "patch": draw(st.sampled_from([4, 8]))}
+        extra["class_token"] = draw(st.booleans())
+    elif draw(st.booleans()):
+        extra["masked"] = draw(st.integers(1, 80))
+    heads_of = ("classification", "none") if images else ("lm", "mlm", "pretraining", "none")
+    for name in ("causal", "parallel", "shared_norm", "qk_norm", "embedding_norm", "pooler"):
+        flags[name] = draw(st.booleans())
     return model_from_mapping(
         {
             "family": family,
+            "head": draw(st.sampled_from(heads_of)),
+            "norm_order": draw(st.sampled_from(["pre", "post"])),
+            **extra,
             "layers": draw(st.integers(1, 5)),
             "hidden": heads * draw(st.integers(1, 8)),
             "heads": heads,
             "kv_heads": kv_heads,
             "head_dim": draw(st.none() | st.integers(1, 9)),
             "ffn": draw(st.none() | st.integers(1, 50)),
-            "vocab": draw(st.integers(1, 100)),
-            "max_positions": 64,
             "tied": draw(st.booleans()),
             "head_bias": draw(st.booleans()),
             "final_norm": draw(st.booleans()),
@@ -61,7 +95,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 
 @given(specs(), st.integers(1, 3), st.integers(1, 64), st.sampled_from(["fused", "unfused"]))
 def test_every_operand_fits_its_tensor(spec: ModelSpec, batch: int, seq: int, kind: str) -> None:
-    graph = build_graph(spec, batch=batch, sequence=seq, attention=kind)
+    graph = build_graph(spec, batch=batch, sequence=spec.image_sequence or seq, attention=kind)
     for block in graph.blocks:
         tensors = block.by_name()
         assert len(tensors) == len(block.tensors), "a tensor is defined twice"
@@ -89,6 +123,7 @@ def test_every_operand_fits_its_tensor(spec: ModelSpec, batch: int, seq: int, ki
 
 @given(specs(), st.integers(1, 3), st.integers(1, 64))
 def test_parameters_and_flops_equal_the_closed_forms(spec: ModelSpec, batch: int, seq: int) -> None:
+    seq = spec.image_sequence or seq
     graph = build_graph(spec, batch=batch, sequence=seq)
     assert graph.num_parameters == count_parameters(spec)
     expected = model_flops_per_sample(spec, seq) * batch / 3

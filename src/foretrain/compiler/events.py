@@ -196,9 +196,11 @@ class Shaper:
             rows = sum(
                 self._operand_bytes(o, sizes)
                 for o in (*op.inputs, *op.outputs)
-                if "vocab" not in o.dims
+                if not {"vocab", "type"} & set(o.dims)
             )
             return 2.0 * rows
+        if op.cost == "select":  # reads what it writes, not the whole input
+            return 2.0 * sum(self._operand_bytes(o, sizes) for o in op.outputs)
         return sum(self._operand_bytes(o, sizes) for o in (*op.inputs, *op.outputs))
 
 

@@ -39,6 +39,7 @@ class StageContext:
     segments: list[Segment]
     precision: Precision
     optimizer: str
+    factored: float  # statistics per parameter of a factored moment
     stack: Stack
     chunks: tuple[tuple[Instance, ...], ...]
     tied: int

@@ -14,6 +14,7 @@ from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.launches import Instance, StageContext
+from foretrain.compiler.optimizer import factored_share
 from foretrain.compiler.parameters import Unit, make_unit
 from foretrain.compiler.passes import Passes
 from foretrain.compiler.placements import family
@@ -143,6 +144,7 @@ class _Compiler:
             segments=self.segments,
             precision=self.job.precision,
             optimizer=self.job.optimizer,
+            factored=factored_share(w for block in self.graph.blocks for w in block.weights),
             stack=self.job.stack,
             chunks=tuple(tuple(self._instance(b, canonical) for b in chunk) for chunk in own),
             tied=self._tied_elements(chunks, stage),

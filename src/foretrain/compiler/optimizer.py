@@ -2,35 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from foretrain.compiler.events import EventTable
+from foretrain.graph.ir import Tensor
 from foretrain.graph.precision import Precision
 from foretrain.program import ComputeEvent, Item, Segment
 
-#: Moments kept per parameter and FLOP per parameter of the update.
-OPTIMIZERS: dict[str, tuple[int, float]] = {
-    "none": (0, 0.0),
-    "sgd": (0, 2.0),
-    "sgd-momentum": (1, 4.0),
-    "adam": (2, 14.0),
-    "adamw": (2, 16.0),
+#: A block of 256 elements shares one fp32 scale (bitsandbytes, blockwise quantisation).
+_SCALE_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What an optimizer keeps and does per parameter.
+
+    `moments` in the dtype of moments, or of `moment_bytes` each; `factored` ones keep a row and a
+    column per matrix instead. `norms`: passes over weight and update that layer-wise norms take,
+    as numbers read or written in the master dtype.
+    """
+
+    moments: int
+    flops: float
+    moment_bytes: float | None = None
+    factored: bool = False
+    norms: float = 0.0
+
+
+#: LAMB writes the update, reads it and the weight for their norms, and reads the update again
+#: to apply it: 20 bytes over Adam's 28 (apex FusedLAMB). Adafactor (Shazeer and Stern 2018) without
+#: a first moment; it squares the gradient for rows and columns, then scales and clips the update.
+OPTIMIZERS: dict[str, Rule] = {
+    "none": Rule(moments=0, flops=0.0),
+    "sgd": Rule(moments=0, flops=2.0),
+    "sgd-momentum": Rule(moments=1, flops=4.0),
+    "adam": Rule(moments=2, flops=14.0),
+    "adamw": Rule(moments=2, flops=16.0),
+    "lamb": Rule(moments=2, flops=22.0, norms=5.0),
+    "adafactor": Rule(moments=1, flops=14.0, factored=True, norms=4.0),
+    "adam-8bit": Rule(moments=2, flops=24.0, moment_bytes=1.0 + 4.0 / _SCALE_BLOCK),
 }
 
 
-def state_bytes(optimizer: str, precision: Precision) -> float:
+def factored_share(weights: Iterable[Tensor]) -> float:
+    """Returns the row and column statistics of factored moments per parameter.
+
+    A matrix of r x c keeps r + c numbers, where output dims are its rows and its last dim the
+    columns; a vector keeps all its elements.
+    """
+    kept = total = 0
+    for weight in weights:
+        total += weight.size
+        columns = weight.shape[-1] if len(weight.shape) > 1 else 0
+        kept += weight.size // columns + columns if columns else weight.size
+    return kept / total if total else 0.0
+
+
+def moment_bytes(optimizer: str, precision: Precision, factored: float = 1.0) -> float:
+    """Returns the bytes per parameter of all moments; `factored` is that of `factored_share`."""
+    rule = OPTIMIZERS[optimizer]
+    size = precision.bytes("moments") if rule.moment_bytes is None else rule.moment_bytes
+    return rule.moments * size * (factored if rule.factored else 1.0)
+
+
+def state_bytes(optimizer: str, precision: Precision, factored: float = 1.0) -> float:
     """Returns the optimizer's bytes per parameter: moments, and a master copy if one is kept."""
-    moments, _ = OPTIMIZERS[optimizer]
     master = 0.0 if precision.master is None or optimizer == "none" else precision.bytes("master")
-    return moments * precision.bytes("moments") + master
+    return moment_bytes(optimizer, precision, factored) + master
 
 
-def update_bytes(optimizer: str, precision: Precision) -> float:
+def update_bytes(optimizer: str, precision: Precision, factored: float = 1.0) -> float:
     """Returns the bytes read and written per parameter by a fused update.
 
     Adam with fp32 master and gradients: read p m v g 16, write p m v 12.
     """
-    moments, _ = OPTIMIZERS[optimizer]
-    states = precision.bytes("master") + moments * precision.bytes("moments")
-    return 2.0 * states + precision.bytes("grad_accumulate")
+    states = precision.bytes("master") + moment_bytes(optimizer, precision, factored)
+    more = OPTIMIZERS[optimizer].norms * precision.bytes("master")
+    return 2.0 * states + precision.bytes("grad_accumulate") + more
 
 
 def copy_bytes(precision: Precision) -> float:
@@ -56,7 +105,12 @@ def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segm
 
 
 def update_segment(
-    table: EventTable, optimizer: str, elements: int, gradients: int, precision: Precision
+    table: EventTable,
+    optimizer: str,
+    elements: int,
+    gradients: int,
+    precision: Precision,
+    factored: float = 1.0,
 ) -> Segment:
     """Returns the work on `elements` parameters and on `gradients` kept elements.
 
@@ -64,7 +118,7 @@ def update_segment(
     are refreshed from the master copy by a separate multi-tensor copy.
     """
     size = precision.bytes("grad_accumulate")
-    _, flops = OPTIMIZERS[optimizer]
+    flops = OPTIMIZERS[optimizer].flops
     unscale = 2.0 * size * elements if precision.compute == "fp16" else 0.0
     events = (
         ("unscale", "grad_clip", unscale, 1.0 * elements, elements),
@@ -72,7 +126,7 @@ def update_segment(
         (
             f"{optimizer} update",
             "optimizer",
-            update_bytes(optimizer, precision) * elements,
+            update_bytes(optimizer, precision, factored) * elements,
             flops * elements,
             elements,
         ),

@@ -67,7 +67,7 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
     """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
     precision, mesh = context.precision, context.mesh
     groups = merge(group for unit in context.units() for group in unit.groups)
-    states = state_bytes(context.optimizer, precision)
+    states = state_bytes(context.optimizer, precision, context.factored)
     trains = context.optimizer != "none"
     return {
         "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
@@ -302,7 +302,7 @@ class _Writer:
         if c.stack.grad_norm:
             norm = self._run_segment(norm_segment(c.table, elements, c.precision), after)
             after = [self._norm_all_reduce(norm)]
-        update = update_segment(c.table, c.optimizer, elements, kept, c.precision)
+        update = update_segment(c.table, c.optimizer, elements, kept, c.precision, c.factored)
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
         self.weights.publish_after(run)
 

@@ -2,6 +2,7 @@
 
 FLOP per query, key and head: 2 head_dim for the scores and 2 head_dim for the weighted values.
 A causal mask hides half of the square; kernels that are not fused compute all of it.
+The bias of ALiBi has no weights and is added where the mask is: no operator of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ KV_READ = "batch seq_kv kv_head head_dim"  # keys and values, indexed by what a 
 SQUARE = "batch kv_head group seq seq_kv"
 
 
-def attention_density(sequence: int, window: int | None) -> float:
-    """Returns the visible share of the seq x seq square of a causal mask.
+def attention_density(sequence: int, window: int | None, *, causal: bool = True) -> float:
+    """Returns the visible share of the seq x seq square: all of it without a causal mask.
 
-    Without a window 1/2. With a window of w keys the first w queries see a triangle and the others
+    Causal, without a window 1/2. With a window of w keys the first w queries see a triangle and the others
     w keys each: (w s - w^2/2) / s^2, which is 1/2 again at w = s.
     """
+    if not causal:
+        return 1.0
     if window is None or window >= sequence:
         return 0.5
     share = window / sequence
@@ -39,9 +42,9 @@ def add_fused_core(b: BlockBuilder, q: str, k: str, v: str) -> str:
         grad="attention",
         saved=(q, k, v, out, lse),
         flops=4.0,
-        density=attention_density(b.sizes["seq"], b.spec.window),
+        density=attention_density(b.sizes["seq"], b.spec.window, causal=b.spec.causal),
         attributes={
-            "causal": True,
+            "causal": b.spec.causal,
             "window": float(b.spec.window or 0),
             "dropout": b.spec.attention_dropout if b.dropout else 0.0,
             "softmax": True,
@@ -105,7 +108,7 @@ def _add_softmax(b: BlockBuilder, scores: str) -> str:
         grad="softmax",
         saved=(out,),
         attributes={
-            "causal": True,
+            "causal": b.spec.causal,
             "window": float(b.spec.window or 0),
             "softmax": True,
             "selective": True,

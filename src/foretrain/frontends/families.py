@@ -1,4 +1,4 @@
-"""Families of decoder transformers: what is usual where a model says nothing, and what is wrong.
+"""Families of transformers: what is usual where a model says nothing, and what is wrong.
 
 `model_from_mapping` reads the one vocabulary of inline models and of the catalog's files; the
 spellings of Megatron, Hugging Face, NeMo and llm-foundry are accepted for the same fields.
@@ -40,14 +40,89 @@ _LLAMA: Mapping[str, Any] = {
     "max_positions": None,
 }
 
+_NO_BIAS: Mapping[str, Any] = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
+#: Layers of gpt without dropout and without a table of positions.
+_PLAIN: Mapping[str, Any] = {
+    **_GPT,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "max_positions": None,
+}
+_BERT: Mapping[str, Any] = {
+    **_GPT,
+    "causal": False,
+    "norm_order": "post",
+    "embedding_norm": True,
+    "final_norm": False,
+    "max_positions": 512,
+}
+
 #: What each family usually is. Vocabulary of gpt: 50257 padded by Megatron for 8-way tensor
-#: parallelism; of gpt2, llama, mistral and qwen2: that of the first released checkpoint.
+#: parallelism; of the others: that of the first released checkpoint.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gpt": {**_GPT, "vocab": 51200, "max_positions": 2048},
     "gpt2": {**_GPT, "vocab": 50257, "max_positions": 1024},
     "llama": {**_LLAMA, "vocab": 32000},
     "mistral": {**_LLAMA, "vocab": 32000},
     "qwen2": {**_LLAMA, "vocab": 151936, "qkv_bias": True},
+    "qwen3": {**_LLAMA, "vocab": 151936, "qk_norm": True},
+    "phi3": {**_LLAMA, "vocab": 32064},
+    "gemma": {**_LLAMA, "vocab": 256000, "activation": "geglu", "tied": True},
+    "gpt_neox": {
+        **_PLAIN,
+        "vocab": 50432,
+        "positions": "rotary",
+        "rotary_fraction": 0.25,
+        "tied": False,
+        "parallel": True,
+    },
+    "opt": {
+        **_GPT,
+        "vocab": 50272,
+        "activation": "relu",
+        "max_positions": 2048,
+        "position_padding": 2,
+        "attention_dropout": 0.0,
+    },
+    "bloom": {**_PLAIN, "vocab": 250880, "positions": "alibi", "embedding_norm": True},
+    "mpt": {**_PLAIN, **_NO_BIAS, "vocab": 50432, "positions": "alibi", "norm_bias": False},
+    "falcon": {
+        **_PLAIN,
+        **_NO_BIAS,
+        "vocab": 65024,
+        "positions": "rotary",
+        "parallel": True,
+        "shared_norm": True,
+    },
+    "phi": {
+        **_PLAIN,
+        "vocab": 51200,
+        "positions": "rotary",
+        "rotary_fraction": 0.5,
+        "tied": False,
+        "head_bias": True,
+        "parallel": True,
+        "shared_norm": True,
+    },
+    "bert": {**_BERT, "vocab": 30522, "token_types": 2, "head": "pretraining", "pooler": True},
+    "roberta": {
+        **_BERT,
+        "vocab": 50265,
+        "token_types": 1,
+        "position_padding": 2,
+        "head": "mlm",
+    },
+    "vit": {
+        **_PLAIN,
+        "vocab": 0,
+        "causal": False,
+        "tied": False,
+        "head": "classification",
+        "classes": 1000,
+        "image": 224,
+        "patch": 16,
+        "class_token": True,
+    },
 }
 
 GATED = ("swiglu", "geglu")
@@ -55,6 +130,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "relu", "silu", *GATED),
     "positions": ("learned", "rotary", "alibi", "none"),
+    "norm_order": ("pre", "post"),
+    "head": ("lm", "mlm", "pretraining", "classification", "none"),
 }
 
 #: One concept, many spellings (Megatron, Hugging Face, NeMo, llm-foundry).
@@ -86,6 +163,13 @@ SPELLINGS: Mapping[str, str] = {
     "hidden_dropout": "dropout",
     "resid_pdrop": "dropout",
     "attn_pdrop": "attention_dropout",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": "token_types",
+    "image_size": "image",
+    "patch_size": "patch",
+    "num_channels": "channels",
+    "max_predictions_per_seq": "masked",
 }
 
 _INTEGERS = (
@@ -95,10 +179,15 @@ _INTEGERS = (
     "kv_heads",
     "head_dim",
     "ffn",
-    "vocab",
     "max_positions",
     "window",
+    "masked",
+    "classes",
+    "image",
+    "patch",
+    "channels",
 )
+_COUNTS = ("vocab", "token_types", "position_padding")  # none is a number, too
 _SHARES = ("dropout", "attention_dropout", "rotary_fraction")
 _FLAGS = (
     "gated",
@@ -109,9 +198,16 @@ _FLAGS = (
     "norm_bias",
     "head_bias",
     "final_norm",
+    "causal",
+    "parallel",
+    "shared_norm",
+    "qk_norm",
+    "embedding_norm",
+    "pooler",
+    "class_token",
 )
 _REQUIRED = ("layers", "hidden", "heads")
-_KEYS = ("family", *_INTEGERS, *_SHARES, *_FLAGS, "name", *CHOICES)
+_KEYS = ("family", *_INTEGERS, *_COUNTS, *_SHARES, *_FLAGS, "name", *CHOICES)
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
@@ -195,6 +291,10 @@ def check_value(key: str, value: object) -> tuple[Any, str]:
         if number is not None and number >= 1 and number == int(number):
             return int(number), ""
         return None, "a whole number of at least 1"
+    if key in _COUNTS:
+        if number is not None and number >= 0 and number == int(number):
+            return int(number), ""
+        return None, "a whole number of at least 0"
     if key in _SHARES:
         if number is not None and 0 <= number <= 1:
             return float(number), ""
@@ -216,6 +316,11 @@ def _number(value: object) -> float | None:
     return value if abs(value) < 2**63 else None
 
 
+#: Defaults that decide work or memory, for text and for images.
+_TEXT_DEFAULTS = ("vocab", "max_positions", "tied", "dropout")
+_IMAGE_DEFAULTS = ("image", "patch", "classes", "dropout")
+
+
 def _with_defaults(
     values: Mapping[str, Any], family: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -223,7 +328,7 @@ def _with_defaults(
     result = {**FAMILIES[family], **values}
     assumed: list[str] = [
         f"{key} {result[key]}, usual for {family}"
-        for key in ("vocab", "max_positions", "tied", "dropout")
+        for key in (_IMAGE_DEFAULTS if result.get("image") else _TEXT_DEFAULTS)
         if key not in values and result.get(key) is not None
     ]
     if "activation" not in values and values.get("gated") is not None:
@@ -269,6 +374,7 @@ def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str])
                 allowed=", ".join(map(str, divisors)),
             )
         )
+    problems += _encoder_problems(values, where)
     activation = values.get("activation")
     gated = values.get("gated")
     if activation is not None and gated is not None and gated != (activation in GATED):
@@ -280,7 +386,8 @@ def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str])
                 way_out="gated activations are " + ", ".join(GATED),
             )
         )
-    if values.get("positions") == "learned" and not values.get("max_positions"):
+    learned = values.get("positions") == "learned"
+    if learned and not values.get("max_positions") and not values.get("image"):
         problems.append(
             Problem(
                 what="learned positions need the size of their table",
@@ -288,3 +395,21 @@ def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str])
             )
         )
     return problems
+
+
+def _encoder_problems(values: Mapping[str, Any], where: Callable[[str], str]) -> list[Problem]:
+    """Returns what is wrong between image, patch, vocabulary and head."""
+    image, patch, head = values.get("image"), values.get("patch"), values.get("head", "lm")
+    if image is not None and patch is not None:
+        if image % patch:
+            what = f"patches of {patch} do not divide an image of {image}"
+            return [Problem(what=what, where=where("image"), value=image)]
+        if head not in ("classification", "none"):
+            what = "an encoder of images has no words to predict"
+            allowed = "classification, none"
+            return [Problem(what=what, where=where("head"), value=head, allowed=allowed)]
+        return []
+    if values.get("vocab") == 0:
+        allowed = "a whole number of at least 1"
+        return [Problem(what="bad value", where=where("vocab"), value=0, allowed=allowed)]
+    return []

@@ -5,8 +5,11 @@ Per token and forward pass, with multiply-add = 2:
     L (2 h (2 a d + 2 k d) + 2 h f g + 4 s a d c) + 2 h V
 
 L layers, h hidden, a heads, k KV heads, d head size, f MLP width, g = 3 (gated) or 2 matrices,
-s sequence, c = share of the attention square that is visible, V vocabulary. Backward costs twice
-the forward pass. Norms, softmax, rotary and the embedding lookup are left out, as is usual.
+s sequence, c = share of the attention square that is visible, V vocabulary. Heads differ: 2 h V
+counts for the positions a loss is computed at (all, or the masked ones, with a dense layer of
+2 h h before it); a pooler adds 2 h h per sample, a classifier 2 h classes, and an encoder of
+images 2 h channels patch^2 per patch in place of a lookup. Backward costs twice the forward pass.
+Norms, softmax, rotary and the embedding lookup are left out, as is usual.
 Published Megatron figures count the full square (c = 1); we print c = 1/2 for causal attention.
 Worked numbers: docs/explain/flops.md.
 """
@@ -27,11 +30,29 @@ def model_flops_per_sample(spec: ModelSpec, sequence: int, causal_half: bool = T
     heads, kv_heads = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     projections = 2 * spec.hidden * (2 * heads + 2 * kv_heads)
     mlp = 2 * spec.hidden * spec.ffn * (3 if spec.gated else 2)
-    visible = attention_density(sequence, spec.window) if causal_half else 1.0
+    visible = attention_density(sequence, spec.window, causal=spec.causal) if causal_half else 1.0
     attention = 4 * sequence * heads * visible
+    layers = spec.layers * (projections + mlp + attention) * sequence
+    return 3.0 * (layers + _ends(spec, sequence))
+
+
+def _ends(spec: ModelSpec, sequence: int) -> float:
+    """Forward FLOP of one sample in the embedding and the head."""
     vocab = spec.vocab_unpadded or spec.vocab  # padding rows are no part of the model
-    per_token = spec.layers * (projections + mlp + attention) + 2 * spec.hidden * vocab
-    return 3.0 * per_token * sequence
+    hidden = spec.hidden
+    total = 0.0
+    if spec.patch is not None:
+        pixels = spec.channels * spec.patch**2
+        total += 2.0 * hidden * pixels * (sequence - int(spec.class_token))
+    if spec.head == "lm":
+        total += 2.0 * hidden * vocab * sequence
+    if spec.head in ("mlm", "pretraining"):
+        total += 2.0 * hidden * (vocab + hidden) * min(spec.masked or sequence, sequence)
+    if spec.pooler and spec.head in ("pretraining", "classification", "none"):
+        total += 2.0 * hidden * hidden
+    if spec.head in ("pretraining", "classification"):
+        total += 2.0 * hidden * spec.classes
+    return total
 
 
 def conv_flops_per_sample(spec: ConvSpec, image: int | None = None) -> float:

@@ -17,6 +17,8 @@ from foretrain.frontends.families import (
     check_value,
     consistency_problems,
 )
+from foretrain.frontends.hf_families import ACTIVATION_KEYS, GATED_FAMILIES, WIDE, special
+from foretrain.frontends.hf_families import KEYS as MORE_KEYS
 from foretrain.frontends.spec import ModelSpec
 
 _ROTARY_KEYS: Mapping[str, str] = {
@@ -47,6 +49,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     "mistral": {**_ROTARY_KEYS, "sliding_window": "window"},
     "qwen2": _ROTARY_KEYS,
     "gpt2": _GPT2_KEYS,
+    **MORE_KEYS,
 }
 _REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab")
 _GATED = {
@@ -126,6 +129,7 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
         )
     problems: list[Problem] = []
     values = _translate(config, family, where, problems)
+    special(config, family, values, where, problems)
     _activation(config, family, values, where, problems)
     assumed = _fill(config, family, values, where, problems)
     values = {**FAMILIES[family], **values}
@@ -134,7 +138,12 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
     if problems:
         raise FileFormatError(problems)
     return ModelSpec(
-        name=name, family=family, source=where, assumed=assumed, gated=family != "gpt2", **values
+        name=name,
+        family=family,
+        source=where,
+        assumed=assumed,
+        gated=family in GATED_FAMILIES,
+        **values,
     )
 
 
@@ -209,12 +218,9 @@ def _activation(
     where: str,
     problems: list[Problem],
 ) -> None:
-    """Sets the activation; llama, mistral and qwen2 have gated MLPs, gpt2 a plain one."""
-    key, known, default = (
-        ("activation_function", _PLAIN, "gelu_new")
-        if family == "gpt2"
-        else ("hidden_act", _GATED, "silu")
-    )
+    """Sets the activation of a gated or plain MLP, as the family has it."""
+    key, default = ACTIVATION_KEYS.get(family, ("hidden_act", "silu"))
+    known = _GATED if family in GATED_FAMILIES else _PLAIN
     given = config.get(key) or default
     if isinstance(given, str) and given in known:
         values["activation"] = known[given]
@@ -239,16 +245,15 @@ def _fill(
     """Fills in what the library itself fills in; the rest that is missing becomes problems."""
     assumed: list[str] = []
     heads, hidden = values.get("heads"), values.get("hidden")
-    if family == "gpt2":
-        if "ffn" not in values and hidden:
-            values["ffn"] = 4 * hidden
-        if "vocab" not in values and config.get("vocab_size") is None:
-            values["vocab"] = FAMILIES["gpt2"]["vocab"]
-            assumed.append(f"vocab {values['vocab']}, the default of gpt2")
+    if family in WIDE and "ffn" not in values and hidden:
+        values["ffn"] = 4 * hidden
+    if family == "gpt2" and "vocab" not in values and config.get("vocab_size") is None:
+        values["vocab"] = FAMILIES["gpt2"]["vocab"]
+        assumed.append(f"vocab {values['vocab']}, the default of gpt2")
     if "kv_heads" not in values and heads:
         # the config class of mistral says 8 where the file says nothing, the others say heads
         values["kv_heads"] = 8 if family == "mistral" else heads
-        if family != "gpt2":
+        if "num_key_value_heads" in KEYS[family]:
             assumed.append(f"kv_heads {values['kv_heads']}, the default of {family}")
     if not values.get("head_dim") and heads and hidden and hidden % heads == 0:
         values["head_dim"] = hidden // heads
@@ -256,6 +261,6 @@ def _fill(
     problems += [
         Problem(what="missing", where=f"{where}: {spelling[ours]}")
         for ours in _REQUIRED
-        if ours not in values and not (ours == "ffn" and family == "gpt2")
+        if ours not in values and ours in spelling.keys() - {"ffn" if family in WIDE else ""}
     ]
     return tuple(assumed)

@@ -114,19 +114,20 @@ class BlockBuilder:
         )
 
 
-def add_norm(b: BlockBuilder, name: str, x: str) -> str:
-    """Returns the output of a LayerNorm or RMSNorm over hidden."""
-    inputs = [(x, X), (b.weight(f"{name}.weight", "hidden"), "hidden")]
+def add_norm(b: BlockBuilder, name: str, x: str, *, dims: str = X, out: str | None = None) -> str:
+    """Returns the output of a LayerNorm or RMSNorm over the last of `dims`."""
+    width = dims.split()[-1]
+    inputs = [(x, dims), (b.weight(f"{name}.weight", width), width)]
     if b.spec.norm == "layernorm" and b.spec.norm_bias:
-        inputs.append((b.weight(f"{name}.bias", "hidden"), "hidden"))
-    out = b.tensor(f"{name}.out", X)
+        inputs.append((b.weight(f"{name}.bias", width), width))
+    out = b.tensor(out or f"{name}.out", dims)
     b.op(
         name,
         "pointwise",
         b.spec.norm,
-        X,
+        dims,
         inputs=inputs,
-        outputs=[(out, X)],
+        outputs=[(out, dims)],
         grad="norm",
         saved=(x,),
     )
@@ -140,21 +141,23 @@ def add_column_linear(
     width: str,
     *,
     bias: bool,
-    groups: Groups,
+    groups: Groups | None = None,
     fuse: str | None = None,
     out: str | None = None,
     tied_to: str | None = None,
+    rows: str = "batch seq",
 ) -> str:
-    """Returns the output of a linear layer from hidden to the dims `width`.
+    """Returns the output of a linear layer from hidden to the dims `width`, for each of `rows`.
 
     Its output dims may be split freely: a bias is split with them and rides along as an operand.
+    A layer from hidden to hidden has the width "out"; its output is indexed by hidden again.
     """
     weight = b.weight(f"{name}.weight", f"{width} hidden", tied_to=tied_to)
-    inputs = [(x, "batch seq in"), (weight, f"{width} in")]
+    inputs = [(x, f"{rows} in"), (weight, f"{width} in")]
     if bias:
         inputs.append((b.weight(f"{name}.bias", width), width))
-    dims = f"batch seq {width}"
-    out = b.tensor(out or f"{name}.out", dims)
+    dims = f"{rows} {width}"
+    out = b.tensor(out or f"{name}.out", f"{rows} hidden" if width == "out" else dims)
     b.op(
         name,
         "contraction",
@@ -197,13 +200,10 @@ def add_row_linear(b: BlockBuilder, name: str, x: str, width: str, *, groups: Gr
 
 
 def add_residual(
-    b: BlockBuilder, name: str, x: str, skip: str, *, bias: str | None, out: str
+    b: BlockBuilder, name: str, x: str, skip: str, *, biases: Sequence[str], out: str
 ) -> str:
-    """Returns skip + dropout(x + bias); `bias` names the bias of the linear layer before."""
-    inputs = [(x, X)]
-    if bias is not None:
-        inputs.append((b.weight(bias, "hidden"), "hidden"))
-    inputs.append((skip, X))
+    """Returns skip + dropout(x + biases): those of the linear layers that x was made of."""
+    inputs = [(x, X), *((b.weight(bias, "hidden"), "hidden") for bias in biases), (skip, X)]
     outputs = [(b.tensor(out, X), X)]
     saved: tuple[str, ...] = ()
     drop = b.dropout and b.spec.dropout > 0
@@ -214,12 +214,62 @@ def add_residual(
     b.op(
         name,
         "pointwise",
-        "bias_dropout_add" if drop or bias is not None else "residual",
+        "bias_dropout_add" if drop or biases else "residual",
         X,
         inputs=inputs,
         outputs=outputs,
         grad="residual",
         saved=saved,
+    )
+    return out
+
+
+def add_sum(b: BlockBuilder, name: str, x: str, y: str, *, out: str | None = None) -> str:
+    """Returns x + y; partial sums on the same axes pass, so two of them are reduced once."""
+    out = b.tensor(out or f"{name}.out", X)
+    b.op(
+        name,
+        "pointwise",
+        "residual",
+        X,
+        inputs=[(x, X), (y, X)],
+        outputs=[(out, X)],
+        grad="sum",
+        linear=(0, 1),
+    )
+    return out
+
+
+def add_activation(b: BlockBuilder, name: str, cost: str, inputs: Sequence[str], dims: str) -> str:
+    """Returns an activation of `inputs` (two when gated), which are kept for backward."""
+    out = b.tensor(f"{name}.out", dims)
+    b.op(
+        name,
+        "pointwise",
+        cost,
+        dims,
+        inputs=[(tensor, dims) for tensor in inputs],
+        outputs=[(out, dims)],
+        saved=tuple(inputs),
+    )
+    return out
+
+
+def add_select(b: BlockBuilder, name: str, x: str, rows: str) -> str:
+    """Returns chosen positions of x: one for each of `rows` ("batch": one per sample)."""
+    dims = f"{rows} hidden"
+    out = b.tensor(f"{name}.out", dims)
+    b.op(
+        name,
+        "gather",
+        "select",
+        f"{rows} seq hidden",
+        reduce="seq",
+        inputs=[(x, X)],
+        outputs=[(out, dims)],
+        grad="select",
+        linear=(0,),
+        density=1.0 / b.sizes["seq"],
     )
     return out
 

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder transformer.
+    """A transformer of one stack of layers: a decoder, or an encoder of text or of images.
 
     `ffn` is the width of the MLP's hidden layer (of each of the two halves when gated).
     `positions`: learned (a table of `max_positions` rows), rotary, alibi or none.
+    `norm_order` pre: norms stand before attention and MLP; post: after their residual sums.
+    `parallel`: attention and MLP stand beside each other and their outputs are added, with one
+    norm for both when `shared_norm`. `position_padding` counts rows of the position table that no
+    token uses. `masked` is how many positions of a sample a masked-language head works on (None:
+    all). `image`, `patch` and `channels` make an encoder of images, whose length they fix.
     `num_parameters` is the published exact count when the catalog knows one.
     """
 
     name: str
-    family: str  # gpt, llama, mistral, qwen2, gpt2
+    family: str  # see frontends/families.py
     layers: int
     hidden: int
     heads: int
@@ -39,10 +44,33 @@ class ModelSpec:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     window: int | None = None
+    causal: bool = True
+    norm_order: str = "pre"  # pre, post
+    parallel: bool = False
+    shared_norm: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of queries and keys
+    position_padding: int = 0
+    token_types: int = 0
+    embedding_norm: bool = False
+    head: str = "lm"  # lm, mlm, pretraining (mlm and sentence pairs), classification, none
+    masked: int | None = None
+    pooler: bool = False
+    classes: int = 2
+    image: int | None = None
+    patch: int | None = None
+    channels: int = 3
+    class_token: bool = False
     num_parameters: int | None = None
     vocab_unpadded: int | None = None  # the model's own vocabulary when `vocab` was padded
     source: str = ""
     assumed: tuple[str, ...] = ()  # defaults taken for what the user left out
+
+    @property
+    def image_sequence(self) -> int | None:
+        """Returns the length that image and patch fix (class token included), None for text."""
+        if self.image is None or self.patch is None:
+            return None
+        return (self.image // self.patch) ** 2 + int(self.class_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

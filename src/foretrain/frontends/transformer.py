@@ -1,9 +1,13 @@
-"""A decoder transformer as a Graph: embedding, layers x L, head with the loss.
+"""A transformer as a Graph: embedding, layers x L, head with the loss.
 
-    embedding   word, position (learned), dropout                                     -> x
-    layers      attention: norm, q, k, v, rotary_q, rotary_k, core | scores, softmax, dropout,
-                context, out, residual; mlp: norm, up, gate, act, down, residual      -> x_out
-    head        norm, logits; loss: max, sum_exp, target, loss
+    embedding   frontends/embeddings.py                                               -> x
+    layers      attention: norm, q, k, v, norm_q, norm_k, rotary_q, rotary_k, core | scores,
+                softmax, dropout, context, out, residual;
+                mlp: norm, up, gate, act, down, residual                              -> x_out
+    head        frontends/heads.py
+
+Post-norm layers have their norms after the residuals; parallel ones join attention and MLP
+(mlp.join) before the one residual.
 
 Sizes are global (see graph/ir.py). An operator's output is called like the operator, with ".out".
 """
@@ -14,22 +18,24 @@ from collections.abc import Mapping
 
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.attention import add_fused_core, add_rotary, add_unfused_core
+from foretrain.frontends.embeddings import build_embedding
+from foretrain.frontends.heads import build_head
 from foretrain.frontends.layers import (
     KV,
     BlockBuilder,
     Q,
     X,
+    add_activation,
     add_column_linear,
-    add_dropout,
     add_norm,
     add_residual,
     add_row_linear,
+    add_sum,
 )
 from foretrain.frontends.spec import ModelSpec
 from foretrain.graph.ir import Block, Graph
 
 ATTENTION = ("fused", "unfused")
-WORD_WEIGHT = "embedding.word.weight"
 
 
 def build_graph(
@@ -54,7 +60,12 @@ def build_graph(
         "batch": batch,
         "seq": sequence,
         "seq_kv": sequence,
-        "position": spec.max_positions or sequence,
+        "position": (spec.image_sequence or spec.max_positions or sequence) + spec.position_padding,
+        "type": spec.token_types,
+        "masked": min(spec.masked or sequence, sequence),
+        "class": spec.classes,
+        "patch": sequence - int(spec.class_token),
+        "pixel": spec.channels * (spec.patch or 0) ** 2,
         "hidden": spec.hidden,
         "in": spec.hidden,
         "out": spec.hidden,
@@ -71,9 +82,9 @@ def build_graph(
     return Graph(
         name=spec.name,
         blocks=(
-            _embedding(builder()),
+            build_embedding(builder()),
             _layers(builder(), fused=attention == "fused"),
-            _head(builder()),
+            build_head(builder()),
         ),
         batch=batch,
         sequence=sequence,
@@ -92,7 +103,7 @@ def _facts(spec: ModelSpec, vocab: int, attention: str) -> Mapping[str, float | 
         "ffn": spec.ffn,
         "vocab": vocab,
         "gated": spec.gated,
-        "causal": True,
+        "causal": spec.causal,
         "window": spec.window or 0,
         "attention": attention,
     }
@@ -117,8 +128,18 @@ def _check(spec: ModelSpec, batch: int, sequence: int, attention: str, vocab_mul
                 allowed=", ".join(ATTENTION),
             )
         )
-    limit = spec.max_positions
-    if spec.positions == "learned" and limit is not None and sequence > limit:
+    limit, fixed = spec.max_positions, spec.image_sequence
+    if fixed is not None and sequence != fixed:
+        problems.append(
+            Problem(
+                what=f"{spec.name} cuts an image of {spec.image} pixels into {fixed} positions",
+                where="training.sequence",
+                value=sequence,
+                allowed=f"{fixed}",
+                way_out="leave sequence out, or set model.image",
+            )
+        )
+    elif spec.positions == "learned" and limit is not None and sequence > limit:
         problems.append(
             Problem(
                 what=f"{spec.name} has a table of {limit} learned positions",
@@ -132,58 +153,50 @@ def _check(spec: ModelSpec, batch: int, sequence: int, attention: str, vocab_mul
         raise InputError(problems)
 
 
-def _embedding(b: BlockBuilder) -> Block:
-    drop = b.dropout and b.spec.dropout > 0
-    learned = b.spec.positions == "learned"
-    b.tensor("tokens", "batch seq", role="input", dtype="int64")
-    b.weight(WORD_WEIGHT, "vocab hidden")
-    x = b.tensor("embedding.word.out" if learned or drop else "x", X)
-    b.op(
-        "embedding.word",
-        "gather",
-        "embedding",
-        f"{X} vocab",
-        reduce="vocab",
-        inputs=[("tokens", "batch seq"), (WORD_WEIGHT, "vocab hidden")],
-        outputs=[(x, X)],
-        grad="embedding",
-        linear=(1,),
-        saved=("tokens",),
-        density=1.0 / b.sizes["vocab"],
-    )
-    if learned:
-        table = b.weight("embedding.position.weight", "position hidden")
-        summed = b.tensor("embedding.position.out" if drop else "x", X)
-        b.op(
-            "embedding.position",
-            "pointwise",
-            "elementwise",
-            X,
-            inputs=[(x, X), (table, "seq hidden")],
-            outputs=[(summed, X)],
-            grad="bias",
-        )
-        x = summed
-    if drop:
-        add_dropout(b, "embedding.dropout", x, X, out="x")
-    return b.block("embedding", repeat=1, input=None, output="x", recompute=False)
-
-
 def _layers(b: BlockBuilder, *, fused: bool) -> Block:
     x = b.tensor("x_in", X)
-    x = _attention(b, x, fused=fused)
-    _mlp(b, x)
+    if b.spec.parallel:
+        _parallel(b, x, fused=fused)
+    elif b.spec.norm_order == "post":
+        x = _residual(b, "attention", _attention(b, x, fused=fused), x, "attention.residual.out")
+        x = add_norm(b, "attention.norm", x)
+        x = _residual(b, "mlp", _mlp(b, x), x, "mlp.residual.out")
+        add_norm(b, "mlp.norm", x, out="x_out")
+    else:
+        attended = _attention(b, add_norm(b, "attention.norm", x), fused=fused)
+        x = _residual(b, "attention", attended, x, "attention.residual.out")
+        _residual(b, "mlp", _mlp(b, add_norm(b, "mlp.norm", x)), x, "x_out")
     return b.block("layers", repeat=b.spec.layers, input="x_in", output="x_out", recompute=True)
+
+
+def _parallel(b: BlockBuilder, x: str, *, fused: bool) -> None:
+    """Attention and MLP beside each other: their partial sums are added, then reduced once."""
+    normed = add_norm(b, "attention.norm", x)
+    attended = _attention(b, normed, fused=fused)
+    other = normed if b.spec.shared_norm else add_norm(b, "mlp.norm", x)
+    both = add_sum(b, "mlp.join", attended, _mlp(b, other))
+    biases = [*_bias_names(b, "attention"), *_bias_names(b, "mlp")]
+    add_residual(b, "mlp.residual", both, x, biases=biases, out="x_out")
+
+
+def _residual(b: BlockBuilder, part: str, x: str, skip: str, out: str) -> str:
+    return add_residual(b, f"{part}.residual", x, skip, biases=_bias_names(b, part), out=out)
+
+
+def _bias_names(b: BlockBuilder, part: str) -> list[str]:
+    """The bias of the row linear layer of a part: it is added after the partial sums are."""
+    if part == "attention":
+        return ["attention.out.bias"] if b.spec.out_bias else []
+    return ["mlp.down.bias"] if b.spec.mlp_bias else []
 
 
 def _attention(b: BlockBuilder, x: str, *, fused: bool) -> str:
     spec = b.spec
     heads = "kv_head group head_dim"
-    normed = add_norm(b, "attention.norm", x)
     q = add_column_linear(
         b,
         "attention.q",
-        normed,
+        x,
         heads,
         bias=spec.qkv_bias,
         groups={"heads": ("kv_head", "group"), "out": ("kv_head", "group", "head_dim")},
@@ -193,7 +206,7 @@ def _attention(b: BlockBuilder, x: str, *, fused: bool) -> str:
         add_column_linear(
             b,
             f"attention.{name}",
-            normed,
+            x,
             "kv_head head_dim",
             bias=spec.qkv_bias,
             groups={"heads": ("kv_head",), "out": ("kv_head", "head_dim")},
@@ -201,32 +214,30 @@ def _attention(b: BlockBuilder, x: str, *, fused: bool) -> str:
         )
         for name in ("k", "v")
     )
+    if spec.qk_norm:
+        q = add_norm(b, "attention.norm_q", q, dims=Q)
+        k = add_norm(b, "attention.norm_k", k, dims=KV)
     if spec.positions == "rotary":
         q = add_rotary(b, "attention.rotary_q", q, Q)
         k = add_rotary(b, "attention.rotary_k", k, KV)
     core = (add_fused_core if fused else add_unfused_core)(b, q, k, v)
-    projected = add_row_linear(
+    return add_row_linear(
         b,
         "attention.out",
         core,
         heads,
         groups={"heads": ("kv_head", "group"), "in": ("kv_head", "group", "head_dim")},
     )
-    bias = "attention.out.bias" if spec.out_bias else None
-    return add_residual(
-        b, "attention.residual", projected, x, bias=bias, out="attention.residual.out"
-    )
 
 
 def _mlp(b: BlockBuilder, x: str) -> str:
     spec = b.spec
-    normed = add_norm(b, "mlp.norm", x)
     names = ("mlp.up", "mlp.gate") if spec.gated else ("mlp.up",)
     wide = [
         add_column_linear(
             b,
             name,
-            normed,
+            x,
             "ffn",
             bias=spec.mlp_bias,
             groups={"out": ("ffn",)},
@@ -235,92 +246,5 @@ def _mlp(b: BlockBuilder, x: str) -> str:
         for name in names
     ]
     wide.reverse()  # act(gate) x up
-    dims = "batch seq ffn"
-    activated = b.tensor("mlp.act.out", dims)
-    b.op(
-        "mlp.act",
-        "pointwise",
-        spec.activation,
-        dims,
-        inputs=[(tensor, dims) for tensor in wide],
-        outputs=[(activated, dims)],
-        saved=tuple(wide),
-    )
-    down = add_row_linear(b, "mlp.down", activated, "ffn", groups={"in": ("ffn",)})
-    bias = "mlp.down.bias" if spec.mlp_bias else None
-    return add_residual(b, "mlp.residual", down, x, bias=bias, out="x_out")
-
-
-def _head(b: BlockBuilder) -> Block:
-    spec = b.spec
-    x = b.tensor("x_in", X)
-    if spec.final_norm:
-        x = add_norm(b, "head.norm", x)
-    logits = add_column_linear(
-        b,
-        "head.logits",
-        x,
-        "vocab",
-        bias=spec.head_bias,
-        groups={"out": ("vocab",)},
-        out="logits",
-        tied_to=f"embedding/{WORD_WEIGHT}" if spec.tied else None,
-    )
-    _loss(b, logits)
-    return b.block("head", repeat=1, input="x_in", output=None, recompute=False)
-
-
-def _loss(b: BlockBuilder, logits: str) -> None:
-    """Cross-entropy as three reductions over the vocabulary and one operator that joins them.
-
-    loss = log(sum exp(logit - max)) + max - logit[target]; on a split vocabulary each reduction
-    leaves a partial of batch x seq values.
-    """
-    rows, wide = "batch seq", "batch seq vocab"
-    b.tensor("targets", rows, role="input", dtype="int64")
-    peak, total, picked = (
-        b.tensor(f"loss.{name}.out", rows, dtype="fp32") for name in ("max", "sum_exp", "target")
-    )
-    b.op(
-        "loss.max",
-        "reduction",
-        "ce_max",
-        wide,
-        reduce="vocab",
-        inputs=[(logits, wide)],
-        outputs=[(peak, rows)],
-        grad="none",
-        combiner="max",
-    )
-    b.op(
-        "loss.sum_exp",
-        "reduction",
-        "ce_sum",
-        wide,
-        reduce="vocab",
-        inputs=[(logits, wide), (peak, rows)],
-        outputs=[(total, rows)],
-        grad="none",
-    )
-    b.op(
-        "loss.target",
-        "gather",
-        "ce_gather",
-        wide,
-        reduce="vocab",
-        inputs=[(logits, wide), ("targets", rows)],
-        outputs=[(picked, rows)],
-        grad="none",
-        density=1.0 / b.sizes["vocab"],
-        attributes={"density": 1.0 / b.sizes["vocab"]},
-    )
-    b.op(
-        "loss.loss",
-        "pointwise",
-        "elementwise",
-        rows,
-        inputs=[(peak, rows), (total, rows), (picked, rows)],
-        outputs=[(b.tensor("loss", rows, dtype="fp32"), rows)],
-        grad="cross_entropy",
-        saved=(logits, peak, total),
-    )
+    activated = add_activation(b, "mlp.act", spec.activation, wide, "batch seq ffn")
+    return add_row_linear(b, "mlp.down", activated, "ffn", groups={"in": ("ffn",)})

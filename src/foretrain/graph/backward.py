@@ -30,6 +30,10 @@ class Backward:
     output_grad: str | None
 
 
+#: Rules that start a gradient instead of passing one on.
+LOSSES = ("cross_entropy", "mean")
+
+
 def grad_name(tensor: str) -> str:
     """Returns the name of the gradient of a tensor."""
     return f"d.{tensor}"
@@ -62,13 +66,21 @@ class _Walk:
     grads: dict[str, str] = field(default_factory=dict[str, str])
 
     def derive(self, group: Sequence[Op]) -> None:
-        """Derives operators that read the same input together: all data gradients first."""
+        """Derives operators that read the same input together: all data gradients first.
+
+        Their contributions to that input are summed before they join what is there already (the
+        skip of a post-norm layer): partial sums are then reduced once.
+        """
+        known: dict[str, str] = {}
+        if group[0].grad == "contraction":
+            shared = {op.inputs[0].tensor: op for op in group}
+            known = {name: self.grads.pop(name) for name in shared if name in self.grads}
         for op in group:
             if op.grad not in RULES:
                 raise InternalError(f"operator {op.name} has no gradient rule {op.grad!r}")
             if op.grad == "contraction" and self.has_grad(op):
                 _contraction_inputs(self, op)
-            elif op.grad != "none" and (op.grad == "cross_entropy" or self.has_grad(op)):
+            elif op.grad != "none" and (op.grad in LOSSES or self.has_grad(op)):
                 RULES[op.grad](self, op)
         for op in group:
             if op.grad == "contraction" and self.has_grad(op):
@@ -76,6 +88,8 @@ class _Walk:
         for op in group:
             if op.grad == "contraction" and self.has_grad(op):
                 _contraction_biases(self, op)
+        for name, grad in known.items():
+            self.contribute(name, grad)
 
     def has_grad(self, op: Op) -> bool:
         """Returns whether a gradient of the main output of `op` has arrived."""
@@ -298,6 +312,32 @@ def _embedding(walk: _Walk, op: Op) -> None:
     walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0)
 
 
+def _sum(walk: _Walk, op: Op) -> None:
+    """out = x + y: both gradients are dy itself, without a kernel."""
+    dy = walk.dy(op)
+    for operand in op.inputs:
+        walk.contribute(operand.tensor, dy.tensor)
+
+
+def _select(walk: _Walk, op: Op) -> None:
+    """Chosen rows: their gradients are scattered into zeros."""
+    walk.emit(op, "d", "backward", [op.inputs[0]], inputs=[walk.dy(op)], linear=(0,),
+              cost="scatter")  # fmt: skip
+
+
+def _concat(walk: _Walk, op: Op) -> None:
+    """out = (token, x): x takes its part of dy as a copy, the token the sum of its rows."""
+    x, token = op.inputs
+    walk.emit(op, "d", "backward", [x], inputs=[walk.dy(op)], linear=(0,))
+    walk.emit(op, "db", "backward_weight", [token], inputs=[walk.dy(op)], linear=(0,),
+              cost="select")  # fmt: skip
+
+
+def _mean(walk: _Walk, op: Op) -> None:
+    """The loss is the mean of x: its gradient is a constant."""
+    walk.emit(op, "d", "backward", [op.inputs[0]], inputs=[], cost="zero")
+
+
 def _cross_entropy(walk: _Walk, op: Op) -> None:
     """dlogits from the saved logits, maximum and sum: no communication in backward."""
     logits = walk.block.tensor(op.saved[0])
@@ -323,6 +363,10 @@ RULES: dict[str, Callable[[_Walk, Op], None]] = {
     "residual": _residual,
     "bias": _bias,
     "embedding": _embedding,
+    "sum": _sum,
+    "select": _select,
+    "concat": _concat,
+    "mean": _mean,
     "cross_entropy": _cross_entropy,
     "none": lambda walk, op: None,
 }

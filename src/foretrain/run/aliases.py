@@ -212,6 +212,18 @@ LATER_SCHEDULES = (
     "loopedbfs",
 )
 
+#: Words of training.optimizer; compiler/optimizer.py says what each reads, writes and keeps.
+OPTIMIZERS = (
+    "none",
+    "sgd",
+    "sgd-momentum",
+    "adam",
+    "adamw",
+    "lamb",
+    "adafactor",
+    "adam-8bit",
+)
+
 OPTIMIZER_SYNONYMS: Mapping[str, str] = {
     "momentum": "sgd-momentum",
     "false": "none",
@@ -222,6 +234,13 @@ OPTIMIZER_SYNONYMS: Mapping[str, str] = {
     "adamw-torch-fused": "adamw",
     "fused-adam": "adam",
     "fusedadam": "adam",
+    "sgdm": "sgd-momentum",
+    "fused-lamb": "lamb",
+    "fusedlamb": "lamb",
+    "adam8bit": "adam-8bit",
+    "adamw8bit": "adam-8bit",
+    "adamw-8bit": "adam-8bit",
+    "adamw-bnb-8bit": "adam-8bit",
 }
 
 PRECISION_SYNONYMS: Mapping[str, str] = {

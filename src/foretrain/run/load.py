@@ -10,7 +10,7 @@ from typing import Any
 from foretrain.errors import PlanError, Problem
 from foretrain.frontends.spec import ConvSpec, Model
 from foretrain.hardware.cluster import Cluster
-from foretrain.run.aliases import OPTIMIZER_SYNONYMS
+from foretrain.run.aliases import OPTIMIZER_SYNONYMS, OPTIMIZERS
 from foretrain.run.batch import Batch, settle_batch
 from foretrain.run.defaults import (
     CONV_OPTIMIZER,
@@ -32,8 +32,6 @@ from foretrain.run.yaml_file import Document, read_document
 from foretrain.stack import Stack
 from foretrain.strategy.checks import Numbers, check_plan, data_parallel
 from foretrain.strategy.plan import Plan
-
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 
 
 def load_run(
@@ -168,10 +166,11 @@ def _read_size(
         if not section.has("image"):
             lines.append(f"image = {model.image} (usual for {model.name})")
         return None, section.integer("image") or model.image
-    if not section.has("sequence"):
+    fixed = model.image_sequence if model is not None else None
+    if fixed is None and not section.has("sequence"):
         what, way_out = "missing: the training length in tokens", "e.g. sequence: 4096"
         fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
-    return section.integer("sequence"), None
+    return section.integer("sequence") or fixed, None
 
 
 def _training(

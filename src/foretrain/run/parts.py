@@ -18,7 +18,7 @@ from foretrain.run.values import Section
 from foretrain.stack import Stack
 
 #: What may be changed on a model given by name, without touching its other dims.
-CHANGEABLE = ("layers", "vocab", "ffn", "max_positions", "window")
+CHANGEABLE = ("layers", "vocab", "ffn", "max_positions", "window", "masked", "image")
 CONV_CHANGEABLE = ("classes",)
 
 

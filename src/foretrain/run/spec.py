@@ -26,7 +26,7 @@ class Training:
     microbatch: int
     precision: str
     roles: Precision
-    optimizer: str = "adamw"  # none, sgd, sgd-momentum, adam, adamw
+    optimizer: str = "adamw"  # see run/aliases.py
     image: int | None = None
 
     def accumulation(self, dp: int) -> int:

@@ -117,7 +117,14 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
     if plan.tp == 1 or isinstance(spec, ConvSpec):
         return []
     nodes = [
-        Node(pattern="embedding.word", computation={"vocab": ("tp",)}),
+        *(
+            Node(pattern=pattern, computation={"vocab": ("tp",)})
+            for pattern, present in (
+                ("embedding.word", spec.image is None),
+                ("head.logits", spec.head in ("lm", "mlm", "pretraining")),
+            )
+            if present
+        ),
         *(
             Node(pattern=f"layers.*.attention.{name}", computation={"heads": ("tp",)})
             for name in ("q", "k", "v")
@@ -126,10 +133,15 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
             Node(pattern=f"layers.*.mlp.{name}", computation={"ffn": ("tp",)})
             for name in (("up", "gate") if spec.gated else ("up",))
         ),
-        Node(pattern="head.logits", computation={"vocab": ("tp",)}),
     ]
     if plan.sequence_parallel:
-        after = {"position": spec.positions == "learned", "dropout": spec.dropout > 0}
+        after = {
+            "position": spec.positions == "learned",
+            "token_type": spec.token_types > 0,
+            "type_sum": spec.token_types > 0,
+            "norm": spec.embedding_norm,
+            "dropout": spec.dropout > 0,
+        }
         nodes += [
             Node(pattern=f"embedding.{name}", computation={"seq": ("cp", "tp")})
             for name, present in after.items()
