@@ -16,8 +16,8 @@ SQUARE = "batch kv_head group seq seq_kv"
 def attention_density(sequence: int, window: int | None, *, causal: bool = True) -> float:
     """Returns the visible share of the seq x seq square: all of it without a causal mask.
 
-    Causal, without a window 1/2. With a window of w keys the first w queries see a triangle and the others
-    w keys each: (w s - w^2/2) / s^2, which is 1/2 again at w = s.
+    Causal, without a window 1/2. With a window of w keys the first w queries see a triangle and the
+    others w keys each: (w s - w^2/2) / s^2, which is 1/2 again at w = s.
     """
     if not causal:
         return 1.0

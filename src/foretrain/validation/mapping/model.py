@@ -16,7 +16,7 @@ CLASSES: Mapping[str, str] = {
     "llm_moe": "mixture of experts comes with a later version",
     "llm_moe_hybrid": "mixture of experts and state-space layers come with a later version",
     "llm_hybrid_mamba": "state-space layers come with a later version",
-    "bert": "BERT comes with a later version",
+    "bert": "BERT of this source comes with a later version",
     "t5": "T5 comes with a later version",
     "seq2seq": "encoder-decoder models come with a later version",
     "nmt": "translation models come with a later version",

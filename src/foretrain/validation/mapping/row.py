@@ -10,6 +10,12 @@ from typing import Any
 from foretrain.run.stacks import load_stack
 from foretrain.validation.mapping.cluster import map_cluster
 from foretrain.validation.mapping.device import map_device
+from foretrain.validation.mapping.encoder import (
+    is_bert,
+    map_bert,
+    map_bert_optimizer,
+    map_bert_stack,
+)
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
 from foretrain.validation.mapping.stack import map_attention, map_stack
@@ -52,14 +58,17 @@ def map_row(row: Row) -> Mapped:
     if is_convnet(row):
         return _map_convnet(row)
     assumed = Assumed()
-    model = map_model(row, assumed)
+    bert = is_bert(row)
+    model = map_bert(row, assumed) if bert else map_model(row, assumed)
     if row.unreadable:
         raise Unsupported(f"no number in {', '.join(row.unreadable)}")
     device = map_device(row, assumed)
     cluster = map_cluster(row, device, assumed)
-    stack = load_stack(map_stack(row, assumed))
+    stack = load_stack((map_bert_stack if bert else map_stack)(row, assumed))
     plan = map_plan(row, stack, assumed)
     training = map_training(row, stack, assumed)
+    if bert:
+        training["optimizer"] = map_bert_optimizer(row)
     run = {
         "model": model,
         "training": training,
@@ -67,7 +76,8 @@ def map_row(row: Row) -> Mapped:
         "cluster": cluster,
         "stack": stack.name,
     }
-    return Mapped(run=run, attention=map_attention(row), assumed=tuple(assumed.lines))
+    attention = map_attention(row) or ("unfused" if bert else None)
+    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines))
 
 
 def _map_convnet(row: Row) -> Mapped:
