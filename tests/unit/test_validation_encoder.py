@@ -1,0 +1,68 @@
+"""Rows of BERT: head, predictions per sample, stack, attention and optimizer by their sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretrain.validation.mapping import Unsupported, map_row
+from foretrain.validation.rows import Row
+
+ROW: dict[str, Any] = {
+    "id": "x-1", "family": "nvidia_deeplearningexamples", "model": "BERT-large",
+    "model_class": "bert", "n_layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096,
+    "vocab": 30522, "seq_len": 512, "precision": "mixed precision (AMP fp16)", "gpu": "A100",
+    "gpu_norm": "A100-SXM", "gpu_mem_gb": 80.0, "n_gpus": 1, "tp": 1, "pp": 1, "dp": 1,
+    "mbs": 32, "gbs": 4096, "ga_steps": 128, "framework": "PyTorch", "task": "training",
+}  # fmt: skip
+
+
+def mapped(**change: Any) -> Any:
+    return map_row(Row(**{**ROW, **change}))
+
+
+@pytest.mark.parametrize(("length", "masked"), [(128, 20), (512, 80)])
+def test_pretraining_predicts_as_many_words_as_the_original(length: int, masked: int) -> None:
+    item = mapped(seq_len=length)
+    assert item.run["model"]["masked"] == masked
+    assert any(f"{masked} predictions" in line for line in item.assumed)
+    assert item.attention == "unfused"
+    assert item.run["training"]["optimizer"] == "lamb"
+
+
+def test_dlperf_trains_with_adam_and_names_what_stands_in() -> None:
+    item = mapped(family="oneflow_dlperf", framework="MxNet/BERT", seq_len=128)
+    assert item.run["training"]["optimizer"] == "adamw"
+    assert item.run["stack"] == "pytorch-eager"
+    assert any("MxNet as pytorch-eager" in line for line in item.assumed)
+
+
+@pytest.mark.parametrize(
+    ("notes", "stack"),
+    [("batch size=64 & with xla", "pytorch-compile"), ("& without xla", "pytorch-eager")],
+)
+def test_xla_fuses(notes: str, stack: str) -> None:
+    item = mapped(family="oneflow_dlperf", framework="TensorFlow/bert", notes=notes)
+    assert item.run["stack"] == stack
+
+
+def test_hugging_face_predicts_words_everywhere() -> None:
+    item = mapped(family="mli_3090ti", framework="HF Transformers Trainer")
+    assert item.run["model"]["head"] == "mlm"
+    assert "masked" not in item.run["model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "BioBERT"}, "relatives"),
+        ({"seq_len": None}, "sequence length"),
+        ({"hidden": None}, "shape"),
+        ({"framework": "Chainer"}, "no stack"),
+        ({"family": "mlperf_training"}, "later version"),
+    ],
+)
+def test_other_rows_are_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        mapped(**change)
