@@ -12,8 +12,16 @@ ForetrainError
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+# what people type is shown whole; a damaged file is not poured onto the screen
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 300
+_SHORT.maxlong = 60
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 24
+_SHORT.maxlevel = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +37,7 @@ class Problem:
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.value is not None:
-            text += f" (got {self.value!r})"
+            text += f" (got {_SHORT.repr(self.value)})"
         if self.allowed:
             text += f"; allowed: {self.allowed}"
         if self.way_out:

@@ -12,7 +12,7 @@ from foretrain.cost.prices import Prices
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
-from foretrain.program import ComputeEvent, Program, Run
+from foretrain.program import ComputeEvent, Event, Program, Run
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import MemoryResult, Result
 from foretrain.simulator.simulate import (
@@ -151,7 +151,7 @@ def _assemble(
         )
         for half in (True, False)
     )
-    executed = _executed_flops(compiled.program)
+    executed = flops + _recomputed_flops(compiled.program)
     dtype = training.roles.compute
     peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
     peak = peaks[_peak_name(dtype)] if _peak_name(dtype) in peaks else peaks["fp32"]
@@ -213,28 +213,29 @@ def _peak_name(dtype: str) -> str:
     return "fp8" if dtype == "mxfp8" else dtype
 
 
-def _executed_flops(program: Program) -> float:
-    """FLOP that all devices execute in one step: contractions and attention, recompute included.
+def _recomputed_flops(program: Program) -> float:
+    """FLOP of contractions and attention that all devices run again in backward in one step."""
+    again = [
+        sum(
+            _contraction_flops(program.events[item.event])
+            for item in segment.items
+            if item.category == "recompute"
+        )
+        for segment in program.segments
+    ]
+    return sum(
+        len(rank_class.ranks) * again[segment]
+        for rank_class in program.classes
+        for entry in rank_class.entries
+        if isinstance(entry, Run)
+        for segment in entry.segments
+    )
 
-    Attention backward counts 2 x forward here as in MFU, not the 2.5 x of kernels that recompute
-    scores; element-wise work is left out, as in model FLOP.
-    """
-    total = 0.0
-    flops = [_contraction_flops(event) for event in program.events]
-    per_segment = [sum(flops[item.event] for item in segment.items) for segment in program.segments]
-    for rank_class in program.classes:
-        for entry in rank_class.entries:
-            if isinstance(entry, Run):
-                total += len(rank_class.ranks) * sum(per_segment[s] for s in entry.segments)
-    return total
 
-
-def _contraction_flops(event: object) -> float:
-    if not isinstance(event, ComputeEvent):
-        return 0.0
-    if event.op == "attention":
-        return event.flops * (2.0 / 2.5 if event.direction == "backward" else 1.0)
-    return event.flops if event.op in ("gemm", "conv2d") else 0.0
+def _contraction_flops(event: Event) -> float:
+    if isinstance(event, ComputeEvent) and event.op in ("gemm", "attention", "conv2d"):
+        return event.flops
+    return 0.0
 
 
 def _memory(run: RunSpec, program: Program, simulated: Simulated) -> MemoryResult:

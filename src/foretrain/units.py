@@ -42,11 +42,6 @@ def format_seconds(seconds: float) -> str:
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
 
 
-def format_gib(num_bytes: float) -> str:
-    """Returns bytes as GiB with two digits, e.g. '61.30 GiB'."""
-    return f"{num_bytes / GIB:.2f} GiB"
-
-
 def format_count(value: float) -> str:
     """Returns a count with a unit prefix, e.g. '70.6 B' parameters or '1.2 k' tokens."""
     for scale, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):

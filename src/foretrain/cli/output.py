@@ -30,7 +30,16 @@ def emit(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes stdout once more at exit: let that go nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
+    except (OSError, AttributeError) as error:  # a full disk, or no standard output at all
+        if isinstance(error, OSError):
+            _silence()
+        reason = getattr(error, "strerror", None) or "it is closed"
+        raise InputError(Problem(what=f"cannot write: {reason}", where="standard output")) from None
+
+
+def _silence() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:
@@ -43,18 +52,25 @@ def check_target(target: str | None, option: str) -> None:
     if target is None or target == "-":
         return
     path = Path(target)
-    if path.exists() and not path.is_file() and not path.is_dir():
-        return
-    folder = path.parent
-    reason = ""
-    if path.is_dir():
-        reason = "is a folder"
-    elif not folder.is_dir():
-        reason = f"the folder {str(folder)!r} does not exist"
-    elif not os.access(folder, os.W_OK):
-        reason = f"the folder {str(folder)!r} cannot be written"
+    try:
+        reason = _why_not(path)
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a zero byte
+        reason = str(getattr(error, "strerror", None) or error)
     if reason:
         raise InputError(Problem(what=f"cannot write: {reason}", where=option, value=target))
+
+
+def _why_not(path: Path) -> str:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return ""
+    folder = path.parent
+    if path.is_dir():
+        return "is a folder"
+    if not folder.is_dir():
+        return f"the folder {str(folder)!r} does not exist"
+    if not os.access(folder, os.W_OK):
+        return f"the folder {str(folder)!r} cannot be written"
+    return ""
 
 
 def json_text(value: dict[str, Any]) -> str:
@@ -64,18 +80,21 @@ def json_text(value: dict[str, Any]) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file whole or not at all: into a temporary file beside it, then renamed."""
-    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
-        path.write_text(text, encoding="utf-8")
-        return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    part: Path | None = None
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        part = Path(name)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         umask = os.umask(0)
         os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(path)
+        part.chmod(0o666 & ~umask)
+        part.replace(path)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
         what = f"cannot write: {error.strerror or error}"
         raise InputError(Problem(what=what, where=str(path))) from None

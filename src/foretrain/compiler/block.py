@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
+from foretrain.compiler.flow import Copy, Flow, Launch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
 from foretrain.compiler.recompute import core_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split
@@ -293,13 +293,3 @@ def _weights(
             )
         )
     return tuple(uses)
-
-
-def relayouts(launches: Iterable[Launch]) -> list[Relayout]:
-    """Returns the changes of layout among launches."""
-    return [launch for launch in launches if isinstance(launch, Relayout)]
-
-
-def op_launches(launches: Iterable[Launch]) -> list[OpLaunch]:
-    """Returns the operators among launches."""
-    return [launch for launch in launches if isinstance(launch, OpLaunch)]

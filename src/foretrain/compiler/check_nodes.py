@@ -45,6 +45,15 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
     problems: list[Problem] = []
     if node.recompute is not None and node.recompute not in RECOMPUTE:
         problems.append(_unknown("recompute", node.recompute, RECOMPUTE, where))
+    elif node.recompute is not None and node.depth > 2:
+        problems.append(
+            Problem(
+                what="recompute is a setting of whole layers",
+                where=where,
+                value=node.pattern,
+                allowed="a pattern of one or two parts, such as layers or layers.3",
+            )
+        )
     dims = {name for op in below for name in (*(d.name for d in op.dims), *op.groups)}
     spatial = [dim for dim in node.computation if dim in SPATIAL and _on_maps(below)]
     problems += [

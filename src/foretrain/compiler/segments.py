@@ -9,7 +9,7 @@ from typing import cast
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
-from foretrain.compiler.placements import family, local_elements
+from foretrain.compiler.placements import family
 from foretrain.program import Category, Item, Segment
 
 
@@ -286,17 +286,3 @@ class _Emitter:
             )
         self.done[relayout.target] = index + len(relayout.steps) - 1
         return items
-
-
-def saved_bytes(lowered: LoweredBlock, shaper: Shaper) -> float:
-    """Returns the bytes that one micro-batch keeps for the backward of this block."""
-    return sum(shaper.copy_bytes(copy) for copy in lowered.saved)
-
-
-def local_weight_elements(lowered: LoweredBlock) -> list[tuple[str, int]]:
-    """Returns (weight, elements on one rank) of one block instance, before flat sharding."""
-    mesh = lowered.flow.mesh
-    return [
-        (use.tensor.name, local_elements(use.tensor.size, use.used, mesh))
-        for use in lowered.weights
-    ]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.errors import FileFormatError, Problem
+from foretrain.frontends.consistency import consistency_problems
 from foretrain.frontends.families import (
     FAMILIES,
     check_value,
-    consistency_problems,
 )
 from foretrain.frontends.hf_families import ACTIVATION_KEYS, GATED_FAMILIES, WIDE, special
 from foretrain.frontends.hf_families import KEYS as MORE_KEYS

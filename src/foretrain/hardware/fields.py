@@ -150,4 +150,6 @@ def read_toml_file(path: Path) -> Mapping[str, Any]:
         what = f"cannot be read: {error.strerror or error}"
     except ValueError as error:  # not TOML, not UTF-8, or not a path
         what = f"not TOML: {error}"
+    except RecursionError:
+        what = "nested too deeply"
     raise FileFormatError(Problem(what=what, where=str(path)))

@@ -25,6 +25,8 @@ from foretrain.hardware.names import find_device
 
 GRAMMAR = "NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]"
 EXAMPLE = "8x8 h100-sxm, 8x400G ib"
+#: More devices than any cluster has; a typing error would keep the compiler busy for long.
+MAX_DEVICES = 131_072
 _COUNT = r"(\d{1,9})"
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})"
 _TIMES = r"\s*[x×*]\s*"
@@ -139,6 +141,9 @@ def _read_shape(parser: _Parser, piece: str) -> None:
         return
     if parser.nodes < 1 or parser.per_node < 1:
         parser.problem("nodes and devices start at 1", piece)
+        parser.nodes = parser.per_node = 1
+    elif parser.nodes * parser.per_node > MAX_DEVICES:
+        parser.problem(f"more than {MAX_DEVICES:,} devices", piece)
         parser.nodes = parser.per_node = 1
     parser.device = _read_device(parser, (match[3] if match else cast("Any", short)[2]).strip())
     if short and parser.device and parser.per_node > parser.device.node.devices:

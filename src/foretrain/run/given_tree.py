@@ -6,15 +6,21 @@ from dataclasses import replace
 
 from foretrain.errors import PlanError, Problem
 from foretrain.run.fields import Fields
-from foretrain.strategy.plan import Plan
+from foretrain.strategy.plan import Plan, Recompute
 from foretrain.strategy.text import read_tree
-from foretrain.strategy.tree import StrategyTree
+from foretrain.strategy.tree import StrategyTree, resolve
+
+#: What ZeRO-1, 2 and 3 shard, in that order.
+ZERO_ROLES = ("master", "grad_accumulator", "weight")
+#: Knobs that a tree spells out in a form of its own.
+DECIDED = ("shard", "bucket_mib", "prefetch", "overlap", "order", "overrides", "reshard")
 
 
 def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, StrategyTree | None]:
     """Returns the plan with the degrees and the schedule of its tree, and the tree (None: none).
 
-    A degree that the plan states as well, with another value, is a problem.
+    What the plan states as well, with another value or where the tree decides it node by node, is
+    a problem. What the tree decides counts as `given` from here on.
     """
     if plan.tree is None:
         return plan, None
@@ -23,7 +29,16 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
     except PlanError as error:
         fields.refuse(error.problems, PlanError)
         return plan, None
+    for key in sorted(given & set(DECIDED)):
+        what = f"plan.tree decides {key} already"
+        way_out = f"leave {key} out, or leave the tree out"
+        fields.refuse([Problem(what=what, where=f"plan.{key}", way_out=way_out)], PlanError)
+    settings = resolve(tree.nodes, "layers.0")
+    sharded = [role for role in ZERO_ROLES if settings.memory.get(role, {}).get("*")]
     found = {
+        "zero": len(sharded),
+        "sequence_parallel": "tp" in settings.memory.get("residual", {}).get("seq", ()),
+        "recompute": Recompute(mode=settings.recompute),
         "tp": tree.mesh.size("tp"),
         "pp": tree.mesh.size("pp"),
         "interleave": tree.schedule.interleave,
@@ -38,6 +53,7 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
             way_out = f"leave {key} out, or leave the tree out"
             problem = Problem(what=what, where=f"plan.{key}", value=stated, way_out=way_out)
             fields.refuse([problem], PlanError)
+    given |= {"zero", "sequence_parallel", "recompute", "schedule"}
     return replace(plan, **found), tree
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from foretrain.errors import Problem, nearest
 from foretrain.strategy.plan import PRESETS
 
-_LAYOUT = re.compile(r"(\d+[mpd])+", re.IGNORECASE)
+_LAYOUT = re.compile(r"(\d{1,9}[mpd])+", re.IGNORECASE)
 _DEGREE = re.compile(r"(\d+)([mpd])", re.IGNORECASE)
 _KEY = {"m": "tp", "p": "pp", "d": "dp"}
 
@@ -25,7 +25,8 @@ def parse_plan_text(text: str, where: str, problems: list[Problem]) -> dict[str,
             found = []
             problems.append(
                 Problem(
-                    what=f"unknown word {word!r} in the short form of a plan",
+                    what="unknown word in the short form of a plan",
+                    value=word,
                     where=where,
                     allowed="a layout such as 2M4P1D (tensor, pipeline, data), "
                     + ", ".join(PRESETS),

@@ -148,6 +148,10 @@ def _order(section: Section) -> tuple[str, ...] | None:
     words = cast("list[Any]", text) if isinstance(text, list | tuple) else []
     order = tuple(str(word).strip().lower() for word in words)
     unknown = [word for word in order if word not in ORDER_AXES]
+    if "dp" in order and {"dp_replicate", "dp_shard"} & set(order):
+        allowed = "dp alone, or dp_replicate and dp_shard"
+        section.refuse("order", "dp stands for both data axes", value, allowed)
+        return None
     if not order or unknown or len(set(order)) != len(order):
         allowed = f"each once, outermost first: {', '.join(ORDER_AXES)}"
         section.refuse("order", "must be a list of mesh axes", value, allowed)

@@ -136,7 +136,8 @@ class _Reader:
     def _scalar(self, node: yaml.Node, path: str) -> Any:
         try:
             return cast("Any", self.loader).construct_object(node)
-        except ValueError as error:  # e.g. a date of month 13
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            # a date of month 13, or a tag (!!int, !!bool) on a text it does not fit
             self._problem(f"cannot read this value: {error}", path, node)
             return None
 
@@ -205,6 +206,8 @@ def _parse_json(text: str, name: str) -> Any:
         raise FileFormatError(Problem(what=f"not valid JSON: {error.msg}", where=where)) from None
     except RecursionError:
         raise FileFormatError(Problem(what="nested too deeply", where=name)) from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise FileFormatError(Problem(what=f"cannot read: {error}", where=name)) from None
     if twice:
         raise FileFormatError([Problem(what="given twice", where=f"{name}: {k}") for k in twice])
     return value

@@ -16,6 +16,8 @@ from foretrain.strategy.plan import Plan
 
 #: More micro-batches than any real step has; a typing error would keep the simulator busy for long.
 MAX_MICROBATCHES = 100_000
+#: The same for micro-batches x stages x chunks, each of which is simulated.
+MAX_SLOTS = 250_000
 
 #: ZeRO stages that each preset's framework offers.
 ZERO_STAGES: dict[str, tuple[int, ...]] = {
@@ -232,6 +234,12 @@ def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:
         what = f"{count} micro-batches per step"
         problems.append(
             Problem(what=what, where="training.global_batch", allowed=f"<= {MAX_MICROBATCHES}")
+        )
+    slots = count * plan.pp * plan.interleave
+    if count <= MAX_MICROBATCHES and slots > MAX_SLOTS and plan.pp > 1:
+        what = f"{count} micro-batches on {plan.pp * plan.interleave} stages and chunks: {slots}"
+        problems.append(
+            Problem(what=what, where="training.global_batch", allowed=f"a product <= {MAX_SLOTS}")
         )
     return problems + _check_in_flight(plan, count)
 

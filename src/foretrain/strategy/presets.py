@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
 
 from foretrain.errors import PlanError, Problem
 from foretrain.frontends.spec import ConvSpec, Model
@@ -13,6 +16,7 @@ from foretrain.strategy.plan import Plan
 from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
 from foretrain.units import MIB
 
+T = TypeVar("T")
 DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 #: Default bucket sizes: PyTorch DDP (25 MiB, the first 1 MiB); the others reduce in larger pieces:
 #: Megatron max(40e6, 1e6 dp) elements, DeepSpeed 5e8 elements (framework defaults, recalled).
@@ -195,6 +199,20 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
     )
 
 
+_SplitForm = dict[str, str | list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeForm:
+    """The settings of a node as they stand in a file."""
+
+    computation: _SplitForm = field(default_factory=_SplitForm)
+    memory: dict[str, _SplitForm] = field(default_factory=dict[str, _SplitForm])
+    recompute: str | None = None
+    keep_gathered: bool | None = None
+    reshard: bool | None = None
+
+
 _NODE_KEYS = ("computation", "memory", "recompute", "keep_gathered", "reshard")
 
 
@@ -202,7 +220,7 @@ def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
     """Returns a Node from the mapping form used by `overrides` and by `explain plan`.
 
     {computation: {dim: axis or [axes]}, memory: {role: {dim: [axes]}}, recompute: mode, ...}
-    Raises PlanError for unknown keys.
+    Raises PlanError for unknown keys and values of the wrong form.
     """
     unknown = [key for key in value if key not in _NODE_KEYS]
     if unknown:
@@ -217,24 +235,26 @@ def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
                 for key in unknown
             ]
         )
-    raw_memory = cast("Mapping[str, Mapping[str, Any]]", value.get("memory", {}))
+    where = f"plan.overrides[{pattern!r}]"
+    form = convert_form(value, _NodeForm, where, way_out="{computation: {dim: [axes]}, ...}")
     return Node(
         pattern=pattern,
-        computation=_splits(value.get("computation", {})),
-        memory={role: _splits(split) for role, split in raw_memory.items()},
-        recompute=cast("str | None", value.get("recompute")),
-        keep_gathered=cast("bool | None", value.get("keep_gathered")),
-        reshard=cast("bool | None", value.get("reshard")),
+        computation=_splits(form.computation),
+        memory={role: _splits(split) for role, split in form.memory.items()},
+        recompute=form.recompute,
+        keep_gathered=form.keep_gathered,
+        reshard=form.reshard,
     )
 
 
-def _splits(value: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """One axis may be written without a list; anything else is refused by check_nodes.py."""
-    splits: dict[str, tuple[str, ...]] = {}
-    for dim, axes in value.items():
-        if isinstance(axes, str):
-            splits[str(dim)] = (axes,)
-        else:
-            listed = isinstance(axes, list | tuple)
-            splits[str(dim)] = tuple(cast("list[str]", axes)) if listed else axes
-    return splits
+def convert_form(value: object, form: type[T], where: str, *, way_out: str) -> T:
+    """Returns `value` as `form`, types checked; PlanError that names the place of a wrong value."""
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        raise PlanError(Problem(what=str(error), where=where, way_out=way_out)) from None
+
+
+def _splits(form: _SplitForm) -> dict[str, tuple[str, ...]]:
+    """One axis may be written without a list."""
+    return {dim: (axes,) if isinstance(axes, str) else tuple(axes) for dim, axes in form.items()}

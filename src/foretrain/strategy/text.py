@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import yaml
 
 from foretrain.errors import PlanError, Problem
-from foretrain.mesh import Mesh
-from foretrain.strategy.presets import node_from_mapping
+from foretrain.mesh import AXES, Mesh
+from foretrain.strategy.plan import SCHEDULES
+from foretrain.strategy.presets import convert_form, node_from_mapping
 from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
 
 _KEYS = ("mesh", "data_axes", "schedule", "runtime", "nodes")
+_WAY_OUT = "start from the output of `foretrain explain RUN --stage plan`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TreeForm:
+    """The tree as it stands in a file."""
+
+    mesh: list[tuple[str, int]]
+    data_axes: tuple[str, ...]
+    schedule: Schedule
+    runtime: Runtime
+    nodes: list[dict[str, Any]]
 
 
 def tree_mapping(tree: StrategyTree) -> dict[str, Any]:
     """Returns the tree as plain mappings and lists; `read_tree` reads them back."""
     schedule, runtime = tree.schedule, tree.runtime
     return {
-        "mesh": dict(zip(tree.mesh.axes, tree.mesh.sizes, strict=True)),
+        # a list: the order of the axes matters, and tools sort the keys of mappings
+        "mesh": [list(pair) for pair in zip(tree.mesh.axes, tree.mesh.sizes, strict=True)],
         "data_axes": list(tree.data_axes),
         "schedule": {
             "kind": schedule.kind,
@@ -67,34 +83,47 @@ def read_tree(value: Mapping[str, Any]) -> StrategyTree:
     ]
     if problems:
         raise PlanError(problems)
-    try:
-        return _read(value)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise PlanError(
-            Problem(
-                what=f"a value of the tree has the wrong form ({error})",
-                where="plan.tree",
-                way_out="start from the output of `foretrain explain RUN --stage plan`",
-            )
-        ) from error
-
-
-def _read(value: Mapping[str, Any]) -> StrategyTree:
-    mesh = cast("Mapping[str, int]", value["mesh"])
-    schedule = dict(cast("Mapping[str, Any]", value["schedule"]))
-    in_flight = schedule.get("in_flight")
-    schedule["stages"] = tuple(int(n) for n in schedule["stages"])
-    schedule["in_flight"] = None if in_flight is None else tuple(int(n) for n in in_flight)
+    form = convert_form(value, _TreeForm, "plan.tree", way_out=_WAY_OUT)
+    problems = _wrong_values(form)
+    if problems:
+        raise PlanError(problems)
     nodes = [
         node_from_mapping(
-            str(node["pattern"]), {key: item for key, item in node.items() if key != "pattern"}
+            str(node.get("pattern", "")), {k: v for k, v in node.items() if k != "pattern"}
         )
-        for node in cast("list[Mapping[str, Any]]", value["nodes"])
+        for node in form.nodes
     ]
     return StrategyTree(
-        mesh=Mesh(axes=tuple(mesh), sizes=tuple(int(size) for size in mesh.values())),
+        mesh=Mesh(axes=tuple(a for a, _ in form.mesh), sizes=tuple(n for _, n in form.mesh)),
         nodes=tuple(nodes),
-        schedule=Schedule(**schedule),
-        runtime=Runtime(**value["runtime"]),
-        data_axes=tuple(value["data_axes"]),
+        schedule=form.schedule,
+        runtime=form.runtime,
+        data_axes=form.data_axes,
     )
+
+
+def _wrong_values(form: _TreeForm) -> list[Problem]:
+    """Values of the right type that make no tree."""
+    sizes, schedule, runtime = dict(form.mesh), form.schedule, form.runtime
+    buckets = (runtime.bucket_bytes, runtime.first_bucket_bytes)
+    checks = (
+        (sorted(sizes) == sorted(AXES) and len(form.mesh) == len(AXES), "mesh", list(sizes),
+         f"each of {', '.join(AXES)} once, outermost first"),
+        (all(size >= 1 for size in sizes.values()), "mesh", list(sizes.values()), "sizes >= 1"),
+        (schedule.pp == sizes.get("pp"), "schedule.pp", schedule.pp, "the size of pp in the mesh"),
+        (schedule.kind in SCHEDULES, "schedule.kind", schedule.kind, ", ".join(SCHEDULES)),
+        (schedule.interleave >= 1, "schedule.interleave", schedule.interleave, ">= 1"),
+        (schedule.accumulation >= 1, "schedule.accumulation", schedule.accumulation, ">= 1"),
+        (len(schedule.stages) == schedule.pp * schedule.interleave, "schedule.stages",
+         list(schedule.stages), "one number of layers for each of pp x interleave chunks"),
+        (all(b is None or 0 < b < inf for b in buckets), "runtime.bucket_bytes", list(buckets),
+         "a finite number > 0, or null"),
+        (runtime.prefetch >= 0, "runtime.prefetch", runtime.prefetch, ">= 0"),
+        (set(form.data_axes) <= set(AXES), "data_axes", list(form.data_axes), ", ".join(AXES)),
+    )  # fmt: skip
+    return [
+        Problem(what="wrong value", where=f"plan.tree.{key}", value=value, allowed=allowed,
+                way_out=_WAY_OUT)
+        for right, key, value, allowed in checks
+        if not right
+    ]  # fmt: skip

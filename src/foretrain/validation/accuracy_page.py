@@ -30,6 +30,13 @@ logs and papers, of {families} families (a family is one source). Every row ends
 unsupported with its reason, or as a fault of ours; nothing is dropped. What was measured never
 reaches a prediction, and no constant belongs to a row, a model or a family.
 
+Some constants were chosen with rows of this page in view, so these rows are no independent check:
+the factor 1.05 of kernels within a step (eight Megatron-LM runs on A100), the factor x/1.35 of the
+interval (all families: "in band" is in sample), host costs of the Megatron-DeepSpeed stacks
+(vtrain_groundtruth), the attention kernel of llm-foundry (two runs), the default stack of preset
+megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090 and V100
+(ResNet-50).
+
 ## How to read it
 
 - **error** is |predicted / measured - 1| of the step time. **bias** is the median of

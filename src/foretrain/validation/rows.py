@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -163,7 +164,7 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise FileFormatError(Problem(what="not a text file in UTF-8", where=str(path))) from None
-    except (OSError, EOFError, ValueError) as error:  # BadGzipFile and zlib errors are among them
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise FileFormatError(Problem(what=f"cannot read: {reason}", where=str(path))) from None
 
