@@ -59,12 +59,13 @@ def _early(launches: Sequence[Launch]) -> list[Launch]:
     """Returns the launches with re-layouts where an overlapping framework starts them.
 
     Those of a gradient come right after its producer, so that weight gradients hide them; those of
-    a saved tensor come before the first operator of the group that wants it.
+    a saved (or repeated) forward tensor come before the first operator of the group that wants it.
     """
     result: list[Launch] = [launch for launch in launches if not isinstance(launch, Relayout)]
     for relayout in (launch for launch in launches if isinstance(launch, Relayout)):
         place = _producer(result, relayout.source)
-        if place is None and not relayout.recomputed:
+        forward = place is None or result[place].recomputed
+        if forward and not relayout.recomputed:
             place = _first_of_group(result, relayout.group)
         else:
             place = 0 if place is None else place + 1

@@ -166,7 +166,7 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
         return {"mode": "full", "layers": layers}
     if has_word(text, "selective"):
         if not has_word(text, "core attention", "+ sp", "activations"):
-            assumed.add(f"recompute = selective, the attention core only ({row.recompute!r})")
+            assumed.add(f"recompute = selective as the stack defines it ({row.recompute!r})")
         return "selective"
     raise Unsupported(f"recompute {row.recompute!r} is not modelled")
 
