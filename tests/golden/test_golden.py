@@ -15,7 +15,12 @@ from foretrain.cli.main import main
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+
+def golden_of(example: Path) -> Path:
+    """examples/proteus/x.yaml -> tests/golden/proteus/x.out."""
+    return HERE / example.relative_to(ROOT / "examples").with_suffix(".out")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -23,12 +28,13 @@ def test_example_prints_what_it_did(example: Path, capsys: pytest.CaptureFixture
     assert main(["predict", str(example)]) in (0, 2)
     captured = capsys.readouterr()
     assert captured.err == ""
-    golden = HERE / f"{example.stem}.out"
+    golden = golden_of(example)
     if os.environ.get("FORETRAIN_UPDATE_GOLDEN") == "1":
+        golden.parent.mkdir(exist_ok=True)
         golden.write_text(captured.out)
     assert captured.out.splitlines() == golden.read_text().splitlines()
 
 
 def test_every_golden_text_has_its_example() -> None:
     assert EXAMPLES
-    assert {path.stem for path in HERE.glob("*.out")} == {path.stem for path in EXAMPLES}
+    assert set(HERE.rglob("*.out")) == {golden_of(example) for example in EXAMPLES}

@@ -23,6 +23,7 @@ def run_predict(
     flat: bool,
     plain: bool,
     strict: bool,
+    with_baselines: bool = False,
     tokens: str | None = None,
 ) -> None:
     """Predicts one run, prints the report, writes the files; exit code 2 when it does not fit."""
@@ -41,10 +42,19 @@ def run_predict(
     budget = None if tokens is None else token_budget(tokens, run)
     result = predict(run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None)
     cost = None if budget is None else cost_of_run(result, run, budget)
-    lines = () if cost is None else token_lines(cost, run)
+    lines = [] if cost is None else list(token_lines(cost, run))
+    more = {} if cost is None else {"token_budget": token_json(cost)}
+    if with_baselines:
+        from foretrain.analysis.baselines import baselines
+        from foretrain.report.baselines import baseline_json, baseline_lines
+
+        simpler = baselines(run)
+        lines += (
+            ["", *baseline_lines(simpler, result)] if lines else baseline_lines(simpler, result)
+        )
+        more["baselines"] = baseline_json(simpler)
     text = "" if json_file == "-" else render(result, run, find_levers(run, result), lines)
     if json_file is not None:
-        more = {} if cost is None else {"token_budget": token_json(cost)}
         form = json_text({**to_json(result, run), **more})
         if json_file == "-":
             emit(form)

@@ -51,6 +51,7 @@ def predict(
     trace: opt.Trace = None,
     flat: opt.Flat = False,
     plain: opt.Plain = False,
+    baselines: opt.Baselines = False,
     strict: opt.Strict = False,
     tokens: opt.Tokens = None,
     model: opt.Model = None,
@@ -100,6 +101,7 @@ def predict(
         trace_file=trace,
         flat=flat,
         plain=plain,
+        with_baselines=baselines,
         strict=strict,
         tokens=tokens,
     )

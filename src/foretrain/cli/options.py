@@ -40,6 +40,9 @@ Tokens = Annotated[
 ]
 Flat = Annotated[bool, typer.Option("--flat", help="Play every rank and every operator.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Without overlap slowdown and link sharing.")]
+Baselines = Annotated[
+    bool, typer.Option("--baselines", help="Add what simpler models say of the same run.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what is not modelled.")]
 
 

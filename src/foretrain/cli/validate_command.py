@@ -43,6 +43,9 @@ def validate(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows.")
     ] = None,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Simpler models on the same rows, as papers do.")
+    ] = False,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
 ) -> None:
     """Compare predictions with measured training runs: errors by family, device and scale."""
@@ -78,6 +81,11 @@ def validate(
         write_atomically(Path(write_baseline), json_text(reduced(result)))
     if json != "-":
         emit(render(result) if before is None else describe_change(result, before))
+    if ablation:
+        from foretrain.validation.ablation import ablation as ablate
+        from foretrain.validation.ablation import render_ablation
+
+        emit("\n" + render_ablation(ablate(result.items, workers=workers)))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

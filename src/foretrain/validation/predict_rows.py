@@ -10,6 +10,7 @@ from dataclasses import replace
 from foretrain.errors import InputError
 from foretrain.predict import data_parallel, predict
 from foretrain.run.load import load_run
+from foretrain.run.spec import RunSpec
 from foretrain.validation.mapping import Mapped, Unsupported, map_row
 from foretrain.validation.outcomes import Failure, Outcome, Prediction
 from foretrain.validation.rows import Row
@@ -44,9 +45,7 @@ def predict_rows(
 def predict_mapped(item: Mapped) -> Prediction | Failure:
     """Returns the prediction of one mapped row, or why there is none."""
     try:
-        run = load_run(item.run)
-        if item.attention is not None and item.attention != run.stack.attention:
-            run = replace(run, stack=replace(run.stack, attention=item.attention))
+        run = run_of(item)
         result = predict(run)
     except InputError as error:
         return Failure(status="unsupported", reason="; ".join(str(p) for p in error.problems))
@@ -66,6 +65,14 @@ def predict_mapped(item: Mapped) -> Prediction | Failure:
         fits=result.fits,
         microbatches=run.training.accumulation(dp),
     )
+
+
+def run_of(item: Mapped) -> RunSpec:
+    """Returns the run of a mapped row, with the attention kernels that its source states."""
+    run = load_run(item.run)
+    if item.attention is not None and item.attention != run.stack.attention:
+        run = replace(run, stack=replace(run.stack, attention=item.attention))
+    return run
 
 
 def _try_map(row: Row) -> Mapped | Unsupported:
