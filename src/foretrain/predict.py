@@ -27,7 +27,7 @@ from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import StrategyTree
 from foretrain.units import GIB
 
-CATEGORIES = ("tp", "cp", "ep", "pp", "dp")
+CATEGORIES: tuple[str, ...] = ("tp", "cp", "ep", "pp", "dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

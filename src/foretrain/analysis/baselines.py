@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
 from foretrain.hardware.cluster import Cluster
-from foretrain.predict import Compiled, compile_run, data_parallel
+from foretrain.predict import CATEGORIES, Compiled, compile_run, data_parallel
 from foretrain.program import Comm, CommEvent, ComputeEvent, Event, Program
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.simulate import event_times, simulate
@@ -65,7 +65,7 @@ def task_graph_limit(run: RunSpec) -> str:
         "a pipeline": plan.pp > 1,
         "sharded states": bool(plan.zero) or plan.preset == "fsdp",
         "recomputation": plan.recompute.mode != "none",
-        "sequence parallelism": plan.sequence_parallel and plan.tp > 1,
+        "sequence parallelism": bool(plan.sequence_parallel) and plan.tp > 1,
     }
     return ", ".join(name for name, used in asked.items() if used)
 
@@ -148,5 +148,5 @@ def _is_compute(events: Iterable[Event]) -> NDArray[np.bool_]:
 
 
 def _play(compiled: Compiled, prices: Prices) -> float:
-    free = dict.fromkeys(("tp", "cp", "ep", "pp", "dp"), (0.0, 0.0))
+    free = dict.fromkeys(CATEGORIES, (0.0, 0.0))
     return simulate(compiled.program, event_times(prices, free, plain=True)).step_s
