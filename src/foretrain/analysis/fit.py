@@ -3,35 +3,30 @@
 Four constants may be off, each for all its events at once: the efficiency of operators, the
 bandwidth of links inside a node, that of the NICs, the host's time per launch. One measured step
 is one equation: it says what each of them would have to be, not which one it is. Steps of runs
-that differ in plan lean on the constants differently and can tell. For one constant with time
-factor t = exp(u) and runs r, the most probable u minimises
-
-    score(u) = sum_r (ln(T_r(u) / measured_r) / noise)^2 + 4 ln(1 + (u / sigma)^2 / 3)
-
-The prior is the cost model's own band, sigma = ln(band) / 1.645. It is log-normal in its middle and
-has the tails of Student's t: a band says little about what lies far outside of it (a cable that
-runs at half its rate), so there the measurements decide. A cause is named when nothing else comes
-close with its prior (a difference of 3 in score is odds of 4 to 1), and nothing else fits the
-measurements as well without it: a prior alone names no cause. Explained in
-docs/how-to/fit-a-measured-time.md.
+that differ in plan lean on the constants differently and can tell; fit_posterior.py weighs them.
+Explained in docs/explain/fit.md, used in docs/how-to/fit-a-measured-time.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from foretrain.analysis.fit_posterior import NOTHING, SOMETHING_ELSE, Array, probabilities
 from foretrain.analysis.fit_response import CONSTANTS
-from foretrain.analysis.fit_search import Explanation, Measured, exact, most_probable
+from foretrain.analysis.fit_search import Explanation, Measured, exact, misses, most_probable
 from foretrain.errors import InputError, Problem
 
 #: Repeated measurements of a step differ by about this share.
 NOISE = 0.02
-#: A cause is named when its score is this much better than that of any other: odds of 4 to 1.
-DECISIVE = 3.0
-#: A constant explains the runs when it leaves no more than this many noises (root mean square).
-MISFIT = 3.0
+#: A cause is named when it is this probable: twice as probable as all else together.
+NAMED = 2.0 / 3.0
+#: What is this many times less probable than the best explanation is no rival of it.
+NO_RIVAL = 20.0
+#: Nothing needs an explanation unless one is this many times more probable than none.
+NEEDED = 3.0
+#: How much larger the scatter is tried for which a name would still hold, in steps of 10 %.
+MOST_SCATTER = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +35,23 @@ class Fit:
 
     - `one run`: a single run, nothing is named; `explanations` lists what alone could explain it;
     - `agrees`: prediction and measurement differ by no more than noise;
-    - `named`: `named` explains the runs and nothing else does as well;
-    - `tied`: the constants in `tied` explain them about equally well;
+    - `named`: `named` explains the runs and nothing else does nearly as well;
+    - `tied`: the constants in `tied`, the most probable first, cannot be told apart (a single one:
+      it cannot be told from noise or from another cause);
     - `none`: no single constant explains them.
 
-    `explanations` holds all constants, the best score first.
+    `explanations` holds all constants, the most probable first. `probability` has those of the
+    constants in use, of `nothing` and of something `else`; it is empty for one run. A name holds
+    while measurement and model together scatter by no more than `holds_to` from run to run.
     """
 
     runs: tuple[Measured, ...]
     verdict: str
+    noise: float
     explanations: tuple[Explanation, ...]
+    probability: Mapping[str, float] = field(default_factory=dict[str, float])
     named: str | None = None
+    holds_to: float | None = None
     tied: tuple[str, ...] = ()
 
     def of(self, constant: str) -> Explanation:
@@ -61,44 +62,63 @@ class Fit:
 def fit(runs: Sequence[Measured], *, noise: float = NOISE) -> Fit:
     """Returns what the measured steps of runs on one cluster imply.
 
+    `noise` is the standard deviation of ln(measured step) around what a right model predicts.
+
     Raises:
         InputError: the runs differ in device, links, fabric or stack.
     """
     _check_same_machine(runs)
-    search = exact if len(runs) == 1 else most_probable
-    found = [search(runs, constant, noise) for constant in CONSTANTS]
-    found.sort(key=lambda e: (e.factor is None, e.score))
-    explanations = tuple(found)
-    gaps = sum((run.log_gap / noise) ** 2 for run in runs)
-    if gaps <= (4.0 if len(runs) == 1 else len(runs) + 3.0 * sqrt(2.0 * len(runs))):
-        return Fit(runs=tuple(runs), verdict="agrees", explanations=explanations)
     if len(runs) == 1:
-        return Fit(runs=tuple(runs), verdict="one run", explanations=explanations)
-    return _compared(runs, explanations, gaps, noise)
-
-
-def _compared(
-    runs: Sequence[Measured], explanations: tuple[Explanation, ...], gaps: float, noise: float
-) -> Fit:
-    good = [
-        e
-        for e in explanations
-        if e.factor is not None and e.misfit <= MISFIT * noise and e.score < gaps - DECISIVE
-    ]
-    if not good:  # gaps of two noises that nothing explains better than chance are no gaps
-        verdict = "agrees" if gaps <= 4.0 * len(runs) else "none"
-        return Fit(runs=tuple(runs), verdict=verdict, explanations=explanations)
-    best = good[0]
-    close = tuple(
-        e.constant
-        for e in explanations
-        if e is best
-        or (e in good and e.score < best.score + DECISIVE)
-        or e.data_score < best.data_score + DECISIVE
+        return _single(runs, noise)
+    found = {constant: most_probable(runs, constant, noise) for constant in CONSTANTS}
+    curves = {c: misses(runs, c) for c, e in found.items() if e.factor is not None}
+    gaps = [run.log_gap for run in runs]
+    probability = probabilities(curves, gaps, noise)
+    order = sorted(CONSTANTS, key=lambda c: -probability.get(c, -1.0))
+    verdict, named, tied = judge(probability)
+    return Fit(
+        runs=tuple(runs),
+        verdict=verdict,
+        noise=noise,
+        explanations=tuple(found[c] for c in order),
+        probability=probability,
+        named=named,
+        holds_to=_holds_to(named, curves, gaps, noise) if named else None,
+        tied=tied,
     )
-    if len(close) > 1:
-        return Fit(runs=tuple(runs), verdict="tied", explanations=explanations, tied=close)
-    return Fit(runs=tuple(runs), verdict="named", explanations=explanations, named=best.constant)
+
+
+def judge(probability: Mapping[str, float]) -> tuple[str, str | None, tuple[str, ...]]:
+    """Returns verdict, named constant and tied constants for the probabilities of all causes."""
+    ranked = sorted((c for c in CONSTANTS if c in probability), key=lambda c: -probability[c])
+    best = ranked[0] if ranked else NOTHING
+    if best != NOTHING and probability[best] >= NAMED:
+        return "named", best, ()
+    causes = (*ranked, SOMETHING_ELSE)
+    if max(probability[c] for c in causes) < NEEDED * probability[NOTHING]:
+        return "agrees", None, ()
+    if probability[SOMETHING_ELSE] > probability[best]:
+        return "none", None, ()
+    tied = tuple(c for c in ranked if probability[c] * NO_RIVAL >= probability[best])
+    return "tied", None, tied
+
+
+def _single(runs: Sequence[Measured], noise: float) -> Fit:
+    """Returns what one run implies: values that would do, the most plausible first, no name."""
+    found = [exact(runs, constant, noise) for constant in CONSTANTS]
+    found.sort(key=lambda e: (e.factor is None, e.distance))
+    verdict = "agrees" if abs(runs[0].log_gap) <= 2.0 * noise else "one run"
+    return Fit(runs=tuple(runs), verdict=verdict, noise=noise, explanations=tuple(found))
+
+
+def _holds_to(
+    named: str, curves: Mapping[str, Array], gaps: Sequence[float], noise: float
+) -> float:
+    """Returns the largest scatter, up to `MOST_SCATTER`, for which the name stays."""
+    holds = noise
+    while holds < MOST_SCATTER and judge(probabilities(curves, gaps, 1.1 * holds))[1] == named:
+        holds *= 1.1
+    return holds
 
 
 def _check_same_machine(runs: Sequence[Measured]) -> None:

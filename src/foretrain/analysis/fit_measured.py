@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from foretrain.analysis.fit import NOISE
 from foretrain.errors import InputError, Problem
 from foretrain.run.spec import RunSpec
 
@@ -88,6 +89,35 @@ def _work(counted: str, run: RunSpec, where: str) -> float:
             )
         )
     return batch * run.training.sequence
+
+
+#: A scatter outside of these is a typing error.
+LEAST_NOISE, MOST_NOISE = 0.005, 0.3
+
+
+def noise_share(text: str | None) -> float:
+    """Returns the scatter that `--noise` gives ('5%', '0.05') as a share, 2 % when absent.
+
+    Raises:
+        InputError: the text is no share from 0.5 % to 30 %.
+    """
+    if text is None:
+        return NOISE
+    word = text.strip()
+    try:
+        share = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
+    except ValueError:
+        share = -1.0
+    if not LEAST_NOISE <= share <= MOST_NOISE:
+        raise InputError(
+            Problem(
+                what="not a scatter of measured steps",
+                where="--noise",
+                value=text,
+                allowed=f"{LEAST_NOISE:.1%} to {MOST_NOISE:.0%}, as 2% or 0.02",
+            )
+        )
+    return share
 
 
 def _bad(text: str, where: str) -> InputError:

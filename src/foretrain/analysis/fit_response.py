@@ -27,8 +27,8 @@ from foretrain.simulator.simulate import event_times
 
 #: The constants that may be off, by their name in Adjustments.
 CONSTANTS = ("compute", "scaleup", "nic", "host")
-#: Half of a 90 % interval over the standard deviation of a normal distribution.
-Z90 = 1.645
+#: No step is shorter than this share of the predicted one, however fast a constant.
+LEAST = 0.01
 
 
 def adjustment(constant: str, log_time: float) -> Adjustments:
@@ -39,6 +39,11 @@ def adjustment(constant: str, log_time: float) -> Adjustments:
 def factor_of(constant: str, log_time: float) -> float:
     """Returns the factor on the constant itself: efficiency and bandwidth fall as time grows."""
     return exp(log_time) if constant == "host" else exp(-log_time)
+
+
+def log_time_of(constant: str, factor: float) -> float:
+    """Returns the log time factor of a factor on the constant itself, inverse of `factor_of`."""
+    return log(factor) if constant == "host" else -log(factor)
 
 
 class StepModel:
@@ -131,8 +136,16 @@ class Response:
         return min((abs(log_time - known) for known in (0.0, *self._known)), default=0.0)
 
     def between(self, log_times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the step in seconds, on straight lines between the simulated points."""
+        """Returns the step in seconds, on straight lines between the simulated points and beyond.
+
+        Below the first point the line is cut at zero work: a step never falls under `LEAST`.
+        """
         knots = sorted({0.0: self._model.base_s, **self._known}.items())
         x = np.exp([point for point, _ in knots])
         y = np.array([seconds for _, seconds in knots])
-        return np.interp(np.exp(log_times), x, y)
+        at = np.exp(log_times)
+        found = np.interp(at, x, y)
+        if len(x) > 1:
+            first, last = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
+            found += np.minimum(at - x[0], 0.0) * first + np.maximum(at - x[-1], 0.0) * last
+        return np.maximum(found, LEAST * self._model.base_s)

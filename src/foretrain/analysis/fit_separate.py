@@ -1,7 +1,7 @@
 """Which further measurement would tell apart constants that explain the measured steps alike.
 
 Every explanation predicts the same steps for the runs that were measured, but not for other plans.
-The change of one setting whose predictions lie farthest apart is the run worth measuring.
+The plan whose predictions lie farthest apart is the run worth measuring.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import log
 
-from foretrain.analysis.candidates import Candidate, candidates
 from foretrain.analysis.fit import NOISE
+from foretrain.analysis.fit_plans import SLOWEST, OtherPlan, other_plans, spread
+from foretrain.analysis.fit_posterior import NOTHING
 from foretrain.analysis.fit_response import StepModel
 from foretrain.analysis.fit_search import Explanation, Measured
 from foretrain.cost.adjust import Adjustments
 from foretrain.errors import ForetrainError
 from foretrain.predict import predict
 
-#: Other plans are tried in the order of `candidates`, no more than this many.
-MOST_TRIED = 14
-#: Distances of ln(step): two explanations are told apart, and so for certain.
-CLEAR, CERTAIN = 3.0 * NOISE, 10.0 * NOISE
+#: Other plans that are tried, the most different ones.
+MOST_TRIED = 16
+#: Noises between the ln(step) of two explanations: told apart, and so for certain.
+CLEAR, CERTAIN = 3.0, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separation:
-    """A run worth measuring: `name` with one change, and its step by explanation, in seconds."""
+    """A run worth measuring: `name` with `changes`, and its step by explanation, in seconds."""
 
     name: str
-    title: str
-    changes: Mapping[str, object]
+    plan: OtherPlan
     steps_s: Mapping[str, float]
 
     @property
@@ -39,45 +39,58 @@ class Separation:
         """Returns |ln| of the ratio of the steps of every two explanations."""
         return [abs(log(a / b)) for a, b in combinations(self.steps_s.values(), 2)]
 
-    @property
-    def merit(self) -> float:
+    def merit(self, noise: float) -> float:
         """Returns the summed distances, each counted up to what tells two apart for certain."""
-        return sum(min(distance, CERTAIN) for distance in self.distances)
+        return sum(min(distance, CERTAIN * noise) for distance in self.distances)
 
 
-def separate(runs: Sequence[Measured], explanations: Sequence[Explanation]) -> Separation | None:
-    """Returns the single change of a plan that tells the explanations apart best.
+def separate(
+    runs: Sequence[Measured],
+    explanations: Sequence[Explanation],
+    *,
+    noise: float = NOISE,
+    nothing: bool = False,
+) -> Separation | None:
+    """Returns the plan of the first run's job that tells the explanations apart best.
 
-    None where no change that fits in memory puts two of them further apart than `CLEAR`, or where
-    there is nothing to tell apart.
+    `nothing` counts "all is as predicted" among them. None where no plan that fits in memory puts
+    two of them further apart than `CLEAR` noises, or where there is nothing to tell apart. Of
+    plans that do as well the one with fewest changes is taken.
     """
-    open_ = [e for e in explanations if e.factor is not None]
-    if len(open_) < 2:
+    causes = {
+        e.constant: Adjustments(**{e.constant: e.factor})
+        for e in explanations
+        if e.factor is not None
+    }
+    if nothing:
+        causes[NOTHING] = Adjustments()
+    if len(causes) < 2:
         return None
-    measured = runs[0]
-    run = measured.model.run
-    if run.plan.tree is not None:
-        return None
-    found: list[tuple[Separation, Candidate]] = []
-    for candidate in candidates(run, predict(run))[:MOST_TRIED]:
-        try:
-            model = StepModel(candidate.run)
-        except ForetrainError:
-            continue  # not a plan that can be modelled
-        steps = {e.constant: model.step_s(_adjustments(e)) for e in open_}
-        separation = Separation(
-            name=measured.name,
-            title=candidate.title,
-            changes=candidate.changes,
-            steps_s=steps,
-        )
-        found.append((separation, candidate))
-    found.sort(key=lambda pair: -pair[0].merit)
-    for separation, candidate in found:
-        if max(separation.distances) > CLEAR and predict(candidate.run).fits:
+    found = _tried(runs, causes)
+    fastest = min((model.base_s for _, model in found), default=0.0)
+    options = [s for s, model in found if model.base_s <= SLOWEST * fastest]
+    options.sort(key=lambda s: (-round(s.merit(noise) / noise, 1), len(s.plan.changes)))
+    for separation in options:
+        if max(separation.distances) <= CLEAR * noise:
+            continue
+        if predict(separation.plan.run).fits:
             return separation
     return None
 
 
-def _adjustments(explanation: Explanation) -> Adjustments:
-    return Adjustments(**{explanation.constant: explanation.factor or 1.0})
+def _tried(
+    runs: Sequence[Measured], causes: Mapping[str, Adjustments]
+) -> list[tuple[Separation, StepModel]]:
+    measured = runs[0]
+    known = [(run.model.run.plan, run.model.run.training) for run in runs]
+    found: list[tuple[Separation, StepModel]] = []
+    for plan in spread(other_plans(measured.model.run), MOST_TRIED):
+        if (plan.run.plan, plan.run.training) in known:
+            continue
+        try:
+            model = StepModel(plan.run)
+        except ForetrainError:
+            continue  # not a plan that can be modelled
+        steps = {cause: model.step_s(adjust) for cause, adjust in causes.items()}
+        found.append((Separation(name=measured.name, plan=plan, steps_s=steps), model))
+    return found

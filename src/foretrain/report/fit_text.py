@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from math import exp, expm1
-from typing import Any
 
-from foretrain.analysis.fit import DECISIVE, NOISE, Fit
+from foretrain.analysis.fit import MOST_SCATTER, Fit
+from foretrain.analysis.fit_posterior import NOTHING, SOMETHING_ELSE
 from foretrain.analysis.fit_search import Explanation, Measured
 from foretrain.analysis.fit_separate import Separation
 from foretrain.report.tables import table
@@ -16,12 +16,14 @@ from foretrain.units import format_seconds
 
 WIDTH = 100
 
-#: What a constant is called; "host" is a cost, the others are rates.
+#: What a cause is called; "host" is a cost, the other constants are rates.
 NAMES: Mapping[str, str] = {
     "compute": "efficiency of operators",
     "scaleup": "bandwidth inside a node",
     "nic": "bandwidth of the NICs",
     "host": "host time per launch",
+    NOTHING: "noise alone",
+    SOMETHING_ELSE: "something else",
 }
 
 #: How each is measured on its own.
@@ -32,6 +34,9 @@ DIRECT: Mapping[str, str] = {
     "host": "trace one step and add up the gaps between kernels",
 }
 
+#: Causes less probable than this are not spoken of.
+SPOKEN = 0.05
+
 
 def render_fit(fit: Fit, separation: Separation | None = None) -> str:
     """Returns the fit as plain text; its first line is the verdict in words."""
@@ -40,11 +45,7 @@ def render_fit(fit: Fit, separation: Separation | None = None) -> str:
         _run_lines(fit),
         _constant_lines(fit),
         _next_lines(fit, separation),
-        textwrap.wrap(
-            f"Measured steps are taken to vary by {percent(NOISE)}; a prior is the 90 % band of "
-            "the cost model for that constant. One constant is varied at a time.",
-            WIDTH,
-        ),
+        textwrap.wrap(_fine_print(fit), WIDTH),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -54,45 +55,62 @@ def verdict_words(fit: Fit) -> str:
     if fit.verdict == "agrees":
         return "Prediction and measurement agree within the noise of a measurement."
     if fit.verdict == "one run":
-        able = sum(e.factor is not None for e in fit.explanations)
-        gap = f"Measured {_gap(fit.runs[0])} than predicted. One run cannot name the cause"
-        if not able:
-            return f"{gap}, and no single constant of the cost model explains it."
-        each = "this constant alone could" if able == 1 else f"each of {able} constants alone could"
-        return f"{gap}: {each} explain it."
+        return _single_words(fit)
     if fit.named is not None:
         best = fit.of(fit.named)
-        odds = ""
-        others = [e for e in fit.explanations if e is not best and e.factor is not None]
-        if others:
-            second = min(others, key=lambda e: e.score)
-            odds = f", {_odds(second.score - best.score)} against {NAMES[second.constant]}"
+        rest = _chances(fit, [c for c in fit.probability if c != fit.named])
         return (
             f"The {NAMES[fit.named]} explains the runs: {factor_words(best)} of what the cost "
-            f"model says ({best.plausibility} under its prior{odds})."
+            f"model says (probability {_share(fit.probability[fit.named])}; the value is "
+            f"{best.plausibility} for this constant)." + (f" Left: {rest}." if rest else "")
         )
     if fit.verdict == "tied":
-        names = _joined([f"the {NAMES[name]}" for name in fit.tied])
-        return f"The runs cannot be told apart: {names} explain them about equally well."
+        return (
+            f"The runs cannot tell what is off. Most likely it is the {NAMES[fit.tied[0]]} "
+            f"({_share(fit.probability[fit.tied[0]])}), but not ruled out: "
+            f"{_chances(fit, [c for c in fit.probability if c != fit.tied[0]])}."
+        )
     best = fit.explanations[0]
     text = "No single constant of the cost model explains the runs"
     if best.factor is None:
         return f"{text}."
     return (
         f"{text}; the closest is the {NAMES[best.constant]} ({factor_words(best)}), which leaves "
-        f"{percent(expm1(best.misfit))} unexplained. More than one cause, or a plan that is "
-        "not what was measured."
+        f"{percent(expm1(best.misfit))} unexplained. More than one cause, a plan that is not what "
+        f"was measured, or runs that scatter by more than {percent(fit.noise)} (--noise)."
     )
 
 
 def factor_words(explanation: Explanation) -> str:
     """Returns a factor with its own 90 % interval, e.g. 'x 0.72 (0.70 to 0.74)'."""
-    factor, error = explanation.factor, explanation.error
+    factor = explanation.factor
     if factor is None:
         return "-"
-    if error < 1.0005:
+    if explanation.high < 1.001 * explanation.low:
         return f"x {factor:.3g}"
-    return f"x {factor:.3g} ({factor / error:.3g} to {factor * error:.3g})"
+    return f"x {factor:.3g} ({explanation.low:.3g} to {explanation.high:.3g})"
+
+
+def _single_words(fit: Fit) -> str:
+    able = sum(e.factor is not None for e in fit.explanations)
+    gap = f"Measured {_gap(fit.runs[0])} than predicted. One run cannot name the cause"
+    if not able:
+        return f"{gap}, and no single constant of the cost model explains it."
+    each = "this constant alone could" if able == 1 else f"each of {able} constants alone could"
+    return f"{gap}: {each} explain it."
+
+
+def _chances(fit: Fit, causes: Sequence[str]) -> str:
+    ranked = sorted(causes, key=lambda c: -fit.probability[c])
+    spoken = [c for c in ranked if fit.probability[c] >= SPOKEN]
+    spoken = spoken or (ranked[:1] if fit.verdict == "tied" else [])
+    return ", ".join(f"{NAMES[c]} {_share(fit.probability[c])}" for c in spoken)
+
+
+def _share(probability: float) -> str:
+    if probability > 0.995:
+        return "over 99 %"
+    return f"{100 * probability:.0f} %" if probability >= 0.01 else "under 1 %"
 
 
 def _gap(run: Measured) -> str:
@@ -103,13 +121,16 @@ def _gap(run: Measured) -> str:
     return f"{percent(abs(exp(run.log_gap) - 1.0))} {word}"
 
 
-def _odds(difference: float) -> str:
-    odds = exp(min(difference, 20.0) / 2.0)
-    return f"odds {odds:,.0f} to 1" if odds < 1000 else "odds over 1,000 to 1"
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+def _fine_print(fit: Fit) -> str:
+    text = (
+        f"Steps are taken to scatter by {percent(fit.noise)} around a right prediction (--noise). "
+        "The 90 % band is how well the cost model knows a constant. One constant is varied at a "
+        "time."
+    )
+    if fit.holds_to is None:
+        return text
+    more = "or more" if fit.holds_to >= MOST_SCATTER else "and no more"
+    return f"{text} The name holds for a scatter of {percent(fit.holds_to)} {more}."
 
 
 def _run_lines(fit: Fit) -> list[str]:
@@ -131,18 +152,24 @@ def _run_lines(fit: Fit) -> list[str]:
 def _constant_lines(fit: Fit) -> list[str]:
     if fit.verdict == "agrees":
         return []
-    rows: list[list[str]] = [["", "alone it would be", "prior (90 %)", "", ""]]
     several = len(fit.runs) > 1
-    if several:
-        rows[0][4] = "left over"
+    more = ["left over", "probability"] if several else []
+    rows: list[list[str]] = [["", "alone it would be", "90 % band", "", *more]]
     for e in fit.explanations:
-        prior = f"x {1 / e.prior:.2f} to {e.prior:.2f}" if e.prior > 1 else "-"
+        band = f"x {1 / e.band:.2f} to {e.band:.2f}" if e.band > 1 else "-"
         name = f"{NAMES[e.constant]} ({e.constant})"
         if e.factor is None:
-            rows.append([name, "no value does", prior, e.reason])
+            rows.append([name, "no value does", band, e.reason])
             continue
-        left = percent(expm1(e.misfit)) if several else ""
-        rows.append([name, factor_words(e), prior, e.plausibility, left])
+        row = [name, factor_words(e), band, e.plausibility]
+        if several:
+            row += [percent(expm1(e.misfit)), _share(fit.probability[e.constant])]
+        rows.append(row)
+    rows += [
+        [NAMES[cause], "", "", "", "", _share(fit.probability[cause])]
+        for cause in (NOTHING, SOMETHING_ELSE)
+        if cause in fit.probability
+    ]
     return ["What each constant would have to be", *table(rows, left=(0, 1, 2, 3))]
 
 
@@ -157,9 +184,10 @@ def _next_lines(fit: Fit, separation: Separation | None) -> list[str]:
         steps = ", ".join(
             f"{format_seconds(s)} if it is {name}" for name, s in separation.steps_s.items()
         )
-        lines += _bullet(f"measure {separation.name} with {separation.title}: {steps}")
+        settings = " ".join(f"--set {word}" for word in separation.plan.title.split())
+        lines += _bullet(f"measure {separation.name} with {settings}: {steps}")
     elif len(names) > 1:
-        lines += _bullet("no single change of the plan that fits would: measure directly")
+        lines += _bullet("no other plan of this job that fits in memory would: measure directly")
     for name in names:
         lines += _bullet(f"{name}: {DIRECT[name]}")
     return lines
@@ -167,44 +195,3 @@ def _next_lines(fit: Fit, separation: Separation | None) -> list[str]:
 
 def _bullet(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-
-
-def fit_json(fit: Fit, separation: Separation | None = None) -> dict[str, Any]:
-    """Returns the fit as JSON values, schema 1 (docs/reference/json.md)."""
-    return {
-        "schema": 1,
-        "verdict": fit.verdict.replace(" ", "_"),
-        "named": fit.named,
-        "tied": list(fit.tied),
-        "noise": NOISE,
-        "decisive_score": DECISIVE,
-        "runs": [
-            {"run": run.name, "measured_s": run.step_s, "predicted_s": run.model.base_s}
-            for run in fit.runs
-        ],
-        "constants": [_constant_json(e) for e in fit.explanations],
-        "separate": None
-        if separation is None
-        else {
-            "run": separation.name,
-            "title": separation.title,
-            "set": dict(separation.changes),
-            "step_time_s": dict(separation.steps_s),
-        },
-    }
-
-
-def _constant_json(e: Explanation) -> dict[str, Any]:
-    if e.factor is None:
-        return {"constant": e.constant, "factor": None, "reason": e.reason}
-    return {
-        "constant": e.constant,
-        "factor": e.factor,
-        "low": e.factor / e.error,
-        "high": e.factor * e.error,
-        "prior_factor": e.prior,
-        "plausibility": e.plausibility,
-        "step_time_s": list(e.steps_s),
-        "misfit": e.misfit,
-        "score": e.score,
-    }
