@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Stack:
     """One file of catalog/stacks.
 
-    `attention` fused (flash) or unfused. `fused` lists the operator groups that run as one GEMM
+    `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists the operator groups that run as one GEMM
     (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
     multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1. `defaults` is
     what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
@@ -22,6 +22,7 @@ class Stack:
     description: str = ""
     attention: str = "fused"
     attention_kernel: str = "flash2"
+    gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
     fused: tuple[str, ...] = ()
     selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])
