@@ -3,9 +3,9 @@
     T = kernels t0 + D (1 - f) / (B e_d) + D f / (B e_d l2_ratio),   f = min(1, x L2 / (D/kernels))
 
 D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
-(`Stack.eager_bytes`). Backward kernels of norms and embeddings reach a smaller share of the
-bandwidth ([backward] of the file). Constants: catalog/calibration/memory.toml. Explained in
-docs/explain/costs.md.
+(`Stack.eager_bytes`). The share e_d depends on the operator, its direction and, for norms and
+softmax, on whether a row fits into the registers of a block. Constants:
+catalog/calibration/memory.toml, from studies/costs/memory.py. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
@@ -129,9 +129,14 @@ def _passes(event: ComputeEvent) -> float:
 
 
 def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
-    name = like(event.op)
-    usual = float(constants["e_d"]) * float(load("memory")["relative"].get(name, 1.0))
-    share = float(constants.get("op", {}).get(name, usual))
-    if event.direction != "forward":
-        share *= float(load("memory")["backward"].get(name, 1.0))
-    return share
+    """The share of the bandwidth: the operator's own, by direction and length of a row."""
+    table = load("memory")
+    name, own = like(event.op), constants.get("op", {})
+    backward = event.direction != "forward"
+    if backward and f"{name}_backward" in own:
+        return float(own[f"{name}_backward"])
+    usual = float(constants["e_d"]) * float(table["relative"].get(name, 1.0))
+    share = float(own.get(name, usual))
+    if event.get("cols") > table["rules"]["long_columns"]:
+        share = float(own.get(f"{name}_long", share))
+    return share * (float(table["backward"].get(name, 1.0)) if backward else 1.0)
