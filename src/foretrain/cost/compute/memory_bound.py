@@ -73,13 +73,16 @@ def constants_for(machine: Machine) -> Constants:
 
 
 def stack_value(table: Mapping[str, float], event: ComputeEvent, default: float = 1.0) -> float:
-    """Returns what a stack says of an operator; "NAME_backward" goes before "NAME" in backward."""
+    """Returns what a stack says of an operator, or of all others under "*".
+
+    "NAME_backward" goes before "NAME" in backward.
+    """
     name = like(event.op)
     if event.direction != "forward":
         for key in (f"{event.op}_backward", f"{name}_backward"):
             if key in table:
                 return float(table[key])
-    return float(table.get(event.op, table.get(name, default)))
+    return float(table.get(event.op, table.get(name, table.get("*", default))))
 
 
 def like(op: str) -> str:
@@ -93,7 +96,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     stack, constants = machine.stack, found.values
     kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
     moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
-    share = np.array([_share(e, constants) for e in events])
+    share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
     seconds = memory_seconds(
         moved,
         kernels=kernels,
@@ -119,6 +122,11 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         )
         for i in range(len(events))
     ]
+
+
+def _half(event: ComputeEvent, half_share: float) -> float:
+    """What kernels that load one element per thread reach of the bandwidth at 16 bits."""
+    return half_share if event.dtype in ("fp16", "bf16") else 1.0
 
 
 def _passes(event: ComputeEvent) -> float:
