@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 class Stack:
     """One file of catalog/stacks.
 
-    `attention` fused (flash) or unfused. `fused` lists the operator groups that run as one GEMM
+    `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists the operator groups that run as one GEMM
     (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
-    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1. `defaults` is
-    what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
+    multiplies the bytes of an ideally fused kernel; both by cost name, "*" for all others, absent = 1.
+    `defaults` is what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
     recompute); `validate runs` reads it where a source states nothing.
     """
 
@@ -22,10 +22,12 @@ class Stack:
     description: str = ""
     attention: str = "fused"
     attention_kernel: str = "flash2"
+    gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
     fused: tuple[str, ...] = ()
     selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])
     eager_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
+    half_share: float = 1.0  # bandwidth of 16-bit element-wise kernels over that of 32-bit ones
     host_launch_us: float = 6.0  # host time per launched kernel
     host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)
     host_comm_us: float = 15.0  # host time per collective call

@@ -244,3 +244,35 @@ def test_prices_have_one_entry_per_event_and_repeat_themselves():
     assert [len(x) for x in (prices.link, prices.family, prices.formula)] == [3, 3, 3]
     alone = build_cost_model(cluster("h100-sxm"), stack()).price(events[1:2])
     assert alone.value_s[0] == prices.value_s[1]
+
+
+def test_a_stack_may_speak_of_all_operators_and_of_sixteen_bits():
+    plain = build_cost_model(cluster("v100-sxm-16gb"), stack(), warm=False)
+    old = replace(stack(), eager_bytes={"*": 4.0, "gelu": 1.0}, half_share=0.5)
+    model = build_cost_model(cluster("v100-sxm-16gb"), old, warm=False)
+    for op, dtype, factor in (
+        ("dropout", "fp32", 4.0), ("dropout", "fp16", 8.0), ("gelu", "fp16", 2.0),
+    ):  # fmt: skip
+        event = replace(memory(op, 400e6), dtype=dtype)
+        assert us(model, event)[0] / us(plain, event)[0] == pytest.approx(factor, rel=0.05)
+
+
+def test_a_long_row_of_softmax_is_read_again():
+    model = build_cost_model(cluster("v100-sxm-16gb"), stack(), warm=False)
+    short, long = (
+        replace(memory("softmax", 400e6), shape=(("rows", 1e8 / cols), ("cols", float(cols))))
+        for cols in (1024, 2048)
+    )
+    times = us(model, short, long)
+    assert times[1] / times[0] == pytest.approx(0.84 / 0.64, rel=0.02)
+
+
+def test_attention_takes_the_constants_of_its_case_and_kernel():
+    model = build_cost_model(cluster("gb200"), stack("megatron-te"), warm=False)
+    event = attention(8192, heads=64, kv=8, batch=2)
+    causal, full = us(model, event, attention(8192, heads=64, kv=8, batch=2, causal=0))
+    assert causal == pytest.approx(1397, rel=0.05)  # cuDNN 1.21, cudnn-frontend benchmark
+    assert full == pytest.approx(2483, rel=0.05)
+    named = replace(stack(), attention_kernel="trtllm_mha")  # what a table calls the kernel
+    formula = build_cost_model(cluster("gb200"), named).price([event]).formula[0]
+    assert formula.startswith("attention trtllm_mha")

@@ -24,27 +24,55 @@ def mapped(**change: Any) -> Any:
 
 @pytest.mark.parametrize(("length", "masked"), [(128, 20), (512, 80)])
 def test_pretraining_predicts_as_many_words_as_the_original(length: int, masked: int) -> None:
-    item = mapped(seq_len=length)
+    item = mapped(seq_len=length, framework="TensorFlow")
     assert item.run["model"]["masked"] == masked
     assert any(f"{masked} predictions" in line for line in item.assumed)
     assert item.attention == "unfused"
     assert item.run["training"]["optimizer"] == "lamb"
 
 
-def test_dlperf_trains_with_adam_and_names_what_stands_in() -> None:
+def test_dlperf_trains_with_adam() -> None:
     item = mapped(family="oneflow_dlperf", framework="MxNet/BERT", seq_len=128)
     assert item.run["training"]["optimizer"] == "adamw"
-    assert item.run["stack"] == "pytorch-eager"
-    assert any("MxNet as pytorch-eager" in line for line in item.assumed)
+    assert item.run["stack"] == "mxnet"
 
 
 @pytest.mark.parametrize(
-    ("notes", "stack"),
-    [("batch size=64 & with xla", "pytorch-compile"), ("& without xla", "pytorch-eager")],
+    ("family", "framework", "notes", "stack"),
+    [
+        ("oneflow_dlperf", "TensorFlow/bert", "batch size=64 & with xla", "tensorflow-xla"),
+        ("oneflow_dlperf", "TensorFlow/bert", "& without xla", "tensorflow"),
+        ("nvidia_deeplearningexamples", "TensorFlow2", "", "tensorflow-xla"),
+        ("oneflow_dlperf", "MindSpore/bert", "& without Graph Kernel Fusion", "mindspore"),
+        ("oneflow_dlperf", "MindSpore/bert", "& with Graph Kernel Fusion", "mindspore-fused"),
+        ("oneflow_dlperf", "PaddlePaddle/bert", "", "paddle-2020"),
+        ("oneflow_dlperf", "OneFlow/BERT", "", "oneflow"),
+        ("oneflow_dlperf", "NVIDIADeepLearningExamples/PyTorch/BERT", "", "pytorch-apex"),
+        ("nvidia_deeplearningexamples", "PyTorch", "", "pytorch-eager"),
+    ],
 )
-def test_xla_fuses(notes: str, stack: str) -> None:
-    item = mapped(family="oneflow_dlperf", framework="TensorFlow/bert", notes=notes)
-    assert item.run["stack"] == stack
+def test_every_framework_has_a_stack(family: str, framework: str, notes: str, stack: str) -> None:
+    assert mapped(family=family, framework=framework, notes=notes).run["stack"] == stack
+
+
+def test_a_stand_in_is_named() -> None:
+    item = mapped(framework="PaddlePaddle", seq_len=128)
+    assert any("PaddlePaddle of 2022 as pytorch-eager" in line for line in item.assumed)
+
+
+@pytest.mark.parametrize("framework", ["PyTorch", "PaddlePaddle"])
+def test_scripts_that_bin_their_samples_train_on_shorter_ones(framework: str) -> None:
+    item = mapped(framework=framework)
+    assert item.run["training"]["sequence"] == 288
+    assert item.run["model"]["masked"] == 43
+    assert any("288 tokens on average" in line for line in item.assumed)
+    assert mapped(framework="TensorFlow").run["training"]["sequence"] == 512
+
+
+def test_scripts_of_2020_predict_every_word() -> None:
+    item = mapped(family="oneflow_dlperf", framework="NVIDIA/PyTorch/BERT", seq_len=128)
+    assert "masked" not in item.run["model"]
+    assert item.run["model"]["vocab"] == 30528
 
 
 def test_hugging_face_predicts_words_everywhere() -> None:

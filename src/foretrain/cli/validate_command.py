@@ -1,23 +1,24 @@
-"""`foretrain validate runs FILE`: predicted against measured."""
+"""`foretrain validate runs|ops FILE`: predicted against measured."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from foretrain.cli.output import check_target, emit, json_text, write_atomically
 from foretrain.errors import InputError, Problem
 
-KINDS = ("runs",)
+KINDS = ("runs", "ops")
+PARTS = ("all", "fitted", "left-out")
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="runs.", show_default=False)],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv or .csv.gz).")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="runs or ops.", show_default=False)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv, .csv.gz; ops: .parquet).")],
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
@@ -47,14 +48,21 @@ def validate(
         bool, typer.Option("--ablation", help="Simpler models on the same rows, as papers do.")
     ] = False,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
+    part: Annotated[
+        str,
+        typer.Option("--part", metavar="PART", help="ops: all, fitted or left-out shapes."),
+    ] = "all",
 ) -> None:
-    """Compare predictions with measured training runs: errors by family, device and scale."""
+    """Compare predictions with measured training runs or operators: errors by group."""
     if kind not in KINDS:
         problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
         raise InputError(problem)
     check_target(json, "--json")
     check_target(report, "--report")
     check_target(write_baseline, "--write-baseline")
+    if kind == "ops":
+        _ops(Path(file), json, part, limit)
+        return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
     from foretrain.validation.report import render, to_json
@@ -86,6 +94,25 @@ def validate(
         from foretrain.validation.ablation import render_ablation
 
         emit("\n" + render_ablation(ablate(result.items, workers=workers)))
+
+
+def _ops(file: Path, json: str | None, part: str, limit: int | None) -> None:
+    """Operators: every row of a table against its price."""
+    if part not in PARTS:
+        problem = Problem(
+            what="unknown part", where="--part", value=part, allowed=", ".join(PARTS)
+        )
+        raise InputError(problem)
+    from foretrain.validation.ops.report import render, to_json
+    from foretrain.validation.ops.validate import validate_ops
+
+    results = validate_ops(file, part=cast("Any", part), limit=limit)
+    if json == "-":
+        emit(json_text(to_json(results)))
+        return
+    if json is not None:
+        write_atomically(Path(json), json_text(to_json(results)))
+    emit(render(results))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

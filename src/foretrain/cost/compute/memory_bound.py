@@ -3,9 +3,9 @@
     T = kernels t0 + D (1 - f) / (B e_d) + D f / (B e_d l2_ratio),   f = min(1, x L2 / (D/kernels))
 
 D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
-(`Stack.eager_bytes`). Backward kernels of norms and embeddings reach a smaller share of the
-bandwidth ([backward] of the file). Constants: catalog/calibration/memory.toml. Explained in
-docs/explain/costs.md.
+(`Stack.eager_bytes`). The share e_d depends on the operator, its direction and, for norms and
+softmax, on whether a row fits into the registers of a block. Constants:
+catalog/calibration/memory.toml, from studies/costs/memory.py. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
@@ -73,13 +73,16 @@ def constants_for(machine: Machine) -> Constants:
 
 
 def stack_value(table: Mapping[str, float], event: ComputeEvent, default: float = 1.0) -> float:
-    """Returns what a stack says of an operator; "NAME_backward" goes before "NAME" in backward."""
+    """Returns what a stack says of an operator, or of all others under "*".
+
+    "NAME_backward" goes before "NAME" in backward.
+    """
     name = like(event.op)
     if event.direction != "forward":
         for key in (f"{event.op}_backward", f"{name}_backward"):
             if key in table:
                 return float(table[key])
-    return float(table.get(event.op, table.get(name, default)))
+    return float(table.get(event.op, table.get(name, table.get("*", default))))
 
 
 def like(op: str) -> str:
@@ -93,7 +96,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     stack, constants = machine.stack, found.values
     kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
     moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
-    share = np.array([_share(e, constants) for e in events])
+    share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
     seconds = memory_seconds(
         moved,
         kernels=kernels,
@@ -121,6 +124,11 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     ]
 
 
+def _half(event: ComputeEvent, half_share: float) -> float:
+    """What kernels that load one element per thread reach of the bandwidth at 16 bits."""
+    return half_share if event.dtype in ("fp16", "bf16") else 1.0
+
+
 def _passes(event: ComputeEvent) -> float:
     """What a kernel moves over reading every input and writing every output once."""
     passes = load("memory")["passes"]
@@ -129,9 +137,14 @@ def _passes(event: ComputeEvent) -> float:
 
 
 def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
-    name = like(event.op)
-    usual = float(constants["e_d"]) * float(load("memory")["relative"].get(name, 1.0))
-    share = float(constants.get("op", {}).get(name, usual))
-    if event.direction != "forward":
-        share *= float(load("memory")["backward"].get(name, 1.0))
-    return share
+    """The share of the bandwidth: the operator's own, by direction and length of a row."""
+    table = load("memory")
+    name, own = like(event.op), constants.get("op", {})
+    backward = event.direction != "forward"
+    if backward and f"{name}_backward" in own:
+        return float(own[f"{name}_backward"])
+    usual = float(constants["e_d"]) * float(table["relative"].get(name, 1.0))
+    share = float(own.get(name, usual))
+    if event.get("cols") > table["rules"]["long_columns"]:
+        share = float(own.get(f"{name}_long", share))
+    return share * (float(table["backward"].get(name, 1.0)) if backward else 1.0)

@@ -11,7 +11,9 @@ from foretrain.run.stacks import load_stack
 from foretrain.validation.mapping.cluster import map_cluster
 from foretrain.validation.mapping.device import map_device
 from foretrain.validation.mapping.encoder import (
+    BINNED,
     is_bert,
+    is_binned,
     map_bert,
     map_bert_optimizer,
     map_bert_stack,
@@ -69,6 +71,8 @@ def map_row(row: Row) -> Mapped:
     training = map_training(row, stack, assumed)
     if bert:
         training["optimizer"] = map_bert_optimizer(row)
+        if is_binned(row):
+            training["sequence"] = BINNED
     run = {
         "model": model,
         "training": training,

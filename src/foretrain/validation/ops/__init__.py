@@ -1,0 +1,1 @@
+"""`validate ops`: the operators of the cost model against tables of measured operators."""

@@ -1,0 +1,123 @@
+"""Pricing the rows of a table: one cost model per device and stack, every row with a status."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from foretrain.catalog import names
+from foretrain.cost.model import CostModel, build_cost_model
+from foretrain.errors import InputError
+from foretrain.hardware.grammar import parse_cluster
+from foretrain.hardware.names import find_devices
+from foretrain.program import ComputeEvent
+from foretrain.run.stacks import load_stack
+from foretrain.stack import Stack
+from foretrain.validation.ops.events import Unsupported, events_of, op_of
+from foretrain.validation.ops.table import OpRow
+
+#: The stack of rows that name none, or name a kernel instead.
+USUAL = "pytorch-eager"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpOutcome:
+    """One row with its status; times in seconds, None unless the status is ok."""
+
+    row: OpRow
+    status: Literal["ok", "unsupported", "error"]
+    reason: str | None = None
+    assumed: tuple[str, ...] = ()
+    device: str = ""
+    op: str = ""
+    events: tuple[ComputeEvent, ...] = ()
+    value_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+def predict_ops(rows: Sequence[OpRow]) -> list[OpOutcome]:
+    """Returns one outcome per row, in order; nothing is dropped."""
+    outcomes = [_prepared(row) for row in rows]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, outcome in enumerate(outcomes):
+        if outcome.status == "ok":
+            groups.setdefault((outcome.device, outcome.row.stack), []).append(i)
+    for (device, stack), indices in groups.items():
+        priced = _priced(device, stack, [outcomes[i] for i in indices])
+        for i, outcome in zip(indices, priced, strict=True):
+            outcomes[i] = outcome
+    return outcomes
+
+
+def stack_of(name: str) -> tuple[Stack, tuple[str, ...]]:
+    """Returns the stack that a table names, and what was assumed.
+
+    A name of the catalog is that stack. Any other name is taken for a kernel: calibration files
+    may hold constants of their own for it (`kernels` of gemm.toml, for example).
+    """
+    if name and name.lower().replace("_", "-") in names("stacks"):
+        return load_stack(name), ()
+    usual = load_stack(USUAL)
+    if not name:
+        return usual, (f"stack {USUAL}",)
+    return replace(usual, gemm_kernel=name, attention_kernel=name), ()
+
+
+@cache
+def model_of(device: str, stack: str) -> CostModel:
+    """Returns the cost model of isolated kernels: cold caches, nothing around them."""
+    return build_cost_model(parse_cluster(f"1x1 {device}"), stack_of(stack)[0], warm=False)
+
+
+def _prepared(row: OpRow) -> OpOutcome:
+    devices = find_devices(row.device) if row.device else ()
+    if not devices:
+        return OpOutcome(row=row, status="unsupported", reason=f"unknown device {row.device!r}")
+    try:
+        op, events = op_of(row), events_of(row)
+    except Unsupported as why:
+        return OpOutcome(row=row, status="unsupported", reason=str(why))
+    device = max(devices, key=lambda d: (d.form == "sxm", d.memory_gb))
+    assumed = stack_of(row.stack)[1]
+    if len(devices) > 1:
+        assumed = (f"device {device.name}", *assumed)
+    return OpOutcome(
+        row=row, status="ok", assumed=assumed, device=device.name, op=op, events=events
+    )
+
+
+def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOutcome]:
+    try:
+        model = model_of(device, stack)
+        prices = model.price([event for outcome in outcomes for event in outcome.events])
+    except InputError as error:
+        reason = "; ".join(str(problem) for problem in error.problems)
+        return [replace(o, status="unsupported", reason=reason) for o in outcomes]
+    except Exception as error:  # noqa: BLE001 - reported as our fault, the other groups go on
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename.rpartition('foretrain/')[2]}:{place.lineno}"
+        reason = f"{type(error).__name__} in {where}: {error}"
+        return [replace(o, status="error", reason=reason) for o in outcomes]
+    counts = [len(outcome.events) for outcome in outcomes]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
+    value, low, high, host = (
+        np.add.reduceat(x, starts)
+        for x in (prices.value_s, prices.low_s, prices.high_s, prices.host_s)
+    )
+    return [
+        replace(
+            outcome,
+            value_s=max(float(value[i]), floor),
+            low_s=max(float(low[i]), floor),
+            high_s=max(float(high[i]), floor),
+        )
+        for i, outcome in enumerate(outcomes)
+        # a call that is timed alone lasts as long as the host needs to launch it
+        for floor in (float(host[i]) if outcome.row.launch_included else 0.0,)
+    ]

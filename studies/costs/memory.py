@@ -1,0 +1,147 @@
+"""Fits the constants of memory-bound operators to the measured tables and prints them.
+
+    python studies/costs/memory.py DATA
+
+DATA is the folder with ops/neusight_vector_fp32.parquet, cudnn_norms_fwd_bwd, liger_fwd_bwd,
+vidur_layers_fp16 and gpu_benches_stream_bw_GBs. The printed shares of the bandwidth are those of
+catalog/calibration/memory.toml (rounded); errors are those of row lengths (columns) left out.
+
+The PyTorch calls of the first table contain a launch of 15 to 60 us per device and operator, which
+is fitted beside and belongs to the host, not to these constants.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from least_squares import fit, held_out
+
+from foretrain.cost.calibration import load
+from foretrain.cost.compute.memory_bound import memory_seconds
+from foretrain.hardware import find_device
+
+DEVICES = {
+    "Tesla P4": "p4", "Tesla P100-PCIE-16GB": "p100-pcie-16gb", "Tesla T4": "t4",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb", "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+    "AMD Instinct MI100": "mi100",
+}  # fmt: skip
+BINARY = ("add", "mul", "div")
+ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "relu", "gelu", "tanh")
+BIG = 16e6
+
+
+def vectors(data: Path) -> None:
+    """Prints shares and errors of the fp32 vector operators of PyTorch."""
+    rows = pd.read_parquet(data / "ops/neusight_vector_fp32.parquet")
+    rows["op"], rows["gpu"] = rows.op.astype(str), rows.gpu.astype(str)
+    operands = np.where(rows.op.isin(BINARY), 3.0, 2.0)
+    rows["bytes"] = 4.0 * rows.B * rows.H * operands
+    limit = float(load("memory")["rules"]["long_columns"])
+    for gpu, name in DEVICES.items():
+        here = rows[(rows.gpu == gpu) & (rows.bytes > 1e6)]
+        for group, ops in (
+            ("elementwise", ELEMENTWISE),
+            ("ln", ("ln",)),
+            ("softmax", ("softmax",)),
+        ):
+            part = here[here.op.isin(ops)]
+            _vectors(name, group, ops, part, np.zeros(len(part), bool) if group == "elementwise"
+                     else (part.H > limit).to_numpy())  # fmt: skip
+
+
+def _vectors(
+    name: str, group: str, ops: tuple[str, ...], rows: pd.DataFrame, long: np.ndarray
+) -> None:
+    device = find_device(name)
+    out = held_out([f"{h:g}" for h in rows.H])
+    which = rows.op.map({op: i for i, op in enumerate(ops)}).to_numpy()
+    moved, measured = rows.bytes.to_numpy(), rows.latency_ms.to_numpy() * 1e-3
+    weight = np.where(moved > BIG, 1.0, 0.3)
+
+    def seconds(v: np.ndarray, part: np.ndarray) -> np.ndarray:
+        body = memory_seconds(
+            moved[part], kernels=1.0, share=np.where(long[part], v[1], v[0]),
+            bandwidth=device.memory_bandwidth, l2_bytes=device.l2_bytes,
+            constants={"l2_share": v[2], "l2_ratio": v[3], "t0_us": 0.0},
+        )  # fmt: skip
+        return v[4:][which[part]] * 1e-6 + body
+
+    count = len(ops)
+    found, _ = fit(
+        lambda v: weight[~out] * np.log(seconds(v, ~out) / measured[~out]),
+        [0.7, 0.5, 1.0, 2.5, *[30.0] * count],
+        [0.1, 0.1, 0.01, 1.5, *[2.0] * count],
+        [1.2, 1.2, 5.0, 6.0, *[90.0] * count],
+    )
+    error = np.abs(seconds(found, out) / measured[out] - 1.0)
+    big = moved[out] > BIG
+    print(
+        f"{name:16s} {group:12s} share {found[0]:.2f} (long rows {found[1]:.2f}), L2 x {found[2]:.2f}"
+        f" at {found[3]:.1f}, launch {np.median(found[4:]):.0f} us; left out: over 16 MB "
+        f"{100 * error[big].mean():.1f} %, all {100 * error.mean():.1f} %"
+    )
+
+
+def norms(data: Path) -> None:
+    """Prints shares of forward and backward norms: cuDNN, PyTorch and torch.compile on GB200."""
+    rows = pd.read_parquet(data / "ops/cudnn_norms_fwd_bwd.parquet")
+    device, t0 = find_device("gb200"), 2e-6
+    for key, part in rows[rows.N * rows.C * 4 > BIG].groupby(
+        ["norm_type", "backend"], observed=True
+    ):
+        for way, operands in (("fwd", 2.0), ("bwd", 3.0)):
+            moved = 2.0 * part.N * part.C * operands
+            share = moved / (part[f"{way}_time_ms"] * 1e-3 - t0) / device.memory_bandwidth
+            typical = share.median()
+            error = (moved / (device.memory_bandwidth * typical) + t0) / (
+                part[f"{way}_time_ms"] * 1e-3
+            ) - 1
+            print(
+                f"gb200 {'/'.join(key):28s} {way} share {typical:.2f}, in-sample error {100 * error.abs().mean():.1f} %"
+            )
+
+
+def liger(data: Path) -> None:
+    """Prints shares of eager and fused training operators on A100 and RTX 3090."""
+    rows = pd.read_parquet(data / "ops/liger_fwd_bwd.parquet").astype(
+        {"kernel_name": str, "kernel_provider": str, "kernel_operation_mode": str, "gpu_name": str,
+         "extra_benchmark_config_str": str}
+    )  # fmt: skip
+    rows = rows[rows.kernel_name.isin(("rms_norm", "layer_norm", "cross_entropy", "softmax"))]
+    table = rows.pivot_table(
+        index=["gpu_name", "kernel_name", "kernel_provider", "extra_benchmark_config_str", "x_value"],
+        columns="kernel_operation_mode", values="latency_ms",
+    ).reset_index()  # fmt: skip
+    names = {"NVIDIA A100-SXM4-80GB": "a100-sxm-80gb", "NVIDIA GeForce RTX 3090": "rtx-3090"}
+    for key, part in table.groupby(["gpu_name", "kernel_name", "kernel_provider"]):
+        device = find_device(names[str(key[0])])
+        config = [json.loads(text) for text in part.extra_benchmark_config_str]
+        size = [2.0 if "bfloat16" in c.get("dtype", "") else 4.0 for c in config]
+        lines = [c["M"] if "M" in c else c["B"] * c["T"] for c in config]
+        tensor = np.array(size) * lines * part.x_value.to_numpy()
+        back = part.get("backward")
+        back = part.full - part.forward if back is None or back.isna().all() else back
+        back = back.fillna(part.full - part.forward)
+        fused = key[1] == "cross_entropy"
+        big = 2 * tensor > BIG
+        for way, time, operands in (("fwd", part.forward, 1.0 if fused else 2.0),
+                                    ("bwd", back, 2.0 if fused else 3.0)):  # fmt: skip
+            share = operands * tensor[big] / (time.to_numpy()[big] * 1e-3) / device.memory_bandwidth
+            print(f"{device.name:14s} {key[1]:14s} {key[2]:12s} {way} share {np.median(share):.2f} "
+                  f"({share.min():.2f} to {share.max():.2f})")  # fmt: skip
+
+
+def streams(data: Path) -> None:
+    """Prints the best share of the bandwidth that large arrays reach."""
+    rows = pd.read_parquet(data / "ops/gpu_benches_stream_bw_GBs.parquet").astype({"gpu": str})
+    for gpu, part in rows.groupby("gpu"):
+        print(f"stream {gpu}: scale {part.scale.max():.0f}, triad {part.triad.max():.0f} GB/s")
+
+
+if __name__ == "__main__":
+    for step in (vectors, norms, liger, streams):
+        step(Path(sys.argv[1]))
