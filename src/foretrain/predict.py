@@ -14,7 +14,8 @@ from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
 from foretrain.program import ComputeEvent, Event, Program, Run
 from foretrain.run.spec import RunSpec
-from foretrain.simulator.result import MemoryResult, Result
+from foretrain.simulator.device_memory import device_memory, worst_memory
+from foretrain.simulator.result import Result
 from foretrain.simulator.simulate import (
     Simulated,
     event_costs,
@@ -25,7 +26,6 @@ from foretrain.simulator.simulate import (
 from foretrain.simulator.timeline import build_timeline
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import StrategyTree
-from foretrain.units import GIB
 
 CATEGORIES = ("tp", "cp", "ep", "pp", "dp")
 
@@ -156,11 +156,20 @@ def _assemble(
     peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
     peak = peaks[_peak_name(dtype)] if _peak_name(dtype) in peaks else peaks["fp32"]
     per_second = band.value * world * peak
-    memory = _memory(run, compiled.program, simulated)
-    framework = run.stack.framework_gib * GIB
+    memories = [
+        device_memory(compiled.program, i, peak, run.stack)
+        for i, peak in enumerate(simulated.peaks)
+    ]
+    device = run.cluster.device
+    memory = worst_memory(compiled.program, memories, simulated.peaks, device)
     classes = tuple(
-        replace(c, peak_allocated_bytes=c.peak_allocated_bytes + framework)
-        for c in simulated.classes
+        replace(
+            c,
+            peak_allocated_bytes=m.allocated,
+            peak_reserved_bytes=m.reserved,
+            device_used_bytes=m.used,
+        )
+        for c, m in zip(simulated.classes, memories, strict=True)
     )
     return Result(
         step_time_s=band,
@@ -236,26 +245,3 @@ def _contraction_flops(event: Event) -> float:
     if isinstance(event, ComputeEvent) and event.op in ("gemm", "attention", "conv2d"):
         return event.flops
     return 0.0
-
-
-def _memory(run: RunSpec, program: Program, simulated: Simulated) -> MemoryResult:
-    """Adds what lives outside the allocator to the peak of the worst rank."""
-    stack, device = run.stack, run.cluster.device
-    worst = max(range(len(simulated.peaks)), key=lambda i: simulated.peaks[i].total)
-    peak = simulated.peaks[worst]
-    framework = stack.framework_gib * GIB
-    allocated = peak.total + framework
-    slack = allocated * stack.fragmentation
-    context = stack.context_gib * GIB
-    parts = {**peak.parts, "framework": framework, "fragmentation": slack, "context": context}
-    capacity = device.memory_bytes
-    return MemoryResult(
-        capacity_bytes=capacity,
-        usable_bytes=capacity,
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=allocated + slack,
-        device_used_bytes=allocated + slack + context,
-        worst_rank=program.classes[worst].ranks[0],
-        moment=f"stage {program.classes[worst].stage}, {peak.moment}",
-        parts_bytes=parts,
-    )

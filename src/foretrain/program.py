@@ -157,13 +157,18 @@ Entry = Run | Comm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """Ranks that do the same: one pipeline stage. `persistent` bytes live all step, by part."""
+    """Ranks that do the same: one pipeline stage. `persistent` bytes live all step, by part.
+
+    `flat_step_bytes` is one contiguous buffer of the optimizer step: too large for any hole that
+    activations leave, it adds to what the allocator holds.
+    """
 
     name: str
     stage: int
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
     persistent: Mapping[str, float]
+    flat_step_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ class ClassResult:
     peak_allocated_bytes: float
     peak_parts_bytes: Mapping[str, float]
     moment: str
+    peak_reserved_bytes: float = 0.0
+    device_used_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
