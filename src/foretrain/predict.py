@@ -14,8 +14,8 @@ from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
 from foretrain.program import ComputeEvent, Event, Program, Run
 from foretrain.run.spec import RunSpec
-from foretrain.simulator.device_memory import device_memory, worst_memory
-from foretrain.simulator.result import Result
+from foretrain.simulator.device_memory import device_memory, host_used, worst_memory
+from foretrain.simulator.result import MemoryResult, Result
 from foretrain.simulator.simulate import (
     Simulated,
     event_costs,
@@ -26,6 +26,7 @@ from foretrain.simulator.simulate import (
 from foretrain.simulator.timeline import build_timeline
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import StrategyTree
+from foretrain.units import GIB
 
 CATEGORIES = ("tp", "cp", "ep", "pp", "dp")
 
@@ -156,12 +157,16 @@ def _assemble(
     peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
     peak = peaks[_peak_name(dtype)] if _peak_name(dtype) in peaks else peaks["fp32"]
     per_second = band.value * world * peak
+    device = run.cluster.device
     memories = [
-        device_memory(compiled.program, i, peak, run.stack)
+        device_memory(compiled.program, i, peak, run.stack, device.memory_bytes)
         for i, peak in enumerate(simulated.peaks)
     ]
-    device = run.cluster.device
-    memory = worst_memory(compiled.program, memories, simulated.peaks, device)
+    memory = replace(
+        worst_memory(compiled.program, memories, simulated.peaks, device),
+        host_used_bytes=host_used(compiled.program, cluster.devices_per_node),
+        host_capacity_bytes=cluster.host_memory_bytes,
+    )
     classes = tuple(
         replace(
             c,
@@ -183,7 +188,7 @@ def _assemble(
         peak_dtype=dtype,
         mfu=flops / per_second,
         hfu=executed / per_second,
-        fits=memory.device_used_bytes <= memory.usable_bytes,
+        fits=memory.fits,
         bubble_fraction=sum(c.bubble_s for c in simulated.classes)
         / (len(simulated.classes) * band.value),
         memory=memory,
@@ -199,6 +204,7 @@ def _assemble(
             *run.assumptions,
             *_full_attention(flops, full),
             *_above_peak(flops / per_second),
+            *_unknown_host(memory),
         ),
         warnings=(),
         mode="hierarchical",
@@ -210,6 +216,13 @@ def _full_attention(flops: float, full: float) -> tuple[str, ...]:
     if full == flops:
         return ()
     return (f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",)
+
+
+def _unknown_host(memory: MemoryResult) -> tuple[str, ...]:
+    if not memory.host_used_bytes or memory.host_capacity_bytes is not None:
+        return ()
+    need = f"{memory.host_used_bytes / GIB:.0f} GiB"
+    return (f"host memory is not stated: each node needs {need} for what is offloaded to it",)
 
 
 def _above_peak(mfu: float) -> tuple[str, ...]:

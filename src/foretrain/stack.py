@@ -45,6 +45,7 @@ class Stack:
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
     pipeline_slack: float = 0.0  # reserved over live activations with several micro-batches alive
+    gather_slack: float = 0.0  # more reserved over allocated where weights are gathered (FSDP)
     gather_holes: bool = False  # buffers of gathered activations are fresh ones (no global buffer)
     late_accumulate: bool = False  # gradients are added to their accumulators after the backward
     fp8_saved: bool = False  # linear layers keep their input in FP8 for backward

@@ -23,13 +23,33 @@ Measured = Annotated[
 ]
 
 
+Most = Annotated[
+    str | None,
+    typer.Option(
+        "--max",
+        metavar="WHAT",
+        help="How far the run can go: sequence, microbatch or layers.",
+        show_default=False,
+    ),
+]
+
+
 def fit(
-    runs: opt.Runs, measured: Measured = None, set_: opt.Set = None, json: opt.Json = None
+    runs: opt.Runs,
+    measured: Measured = None,
+    most: Most = None,
+    set_: opt.Set = None,
+    json: opt.Json = None,
 ) -> None:
-    """Say which constant of the cost model would explain measured times.
+    """Say which constant would explain measured times, or how far a run can go (--max).
 
     With one run every constant that alone could explain the gap is listed and none is named.
     """
+    if most is not None:
+        from foretrain.cli.limit_command import run_limit
+
+        run_limit(runs, most, measured or (), set_ or (), json_file=json)
+        return
     run_fit(runs, measured or (), set_ or (), json_file=json)
 
 

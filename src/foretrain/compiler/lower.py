@@ -172,6 +172,7 @@ class _Compiler:
             entries=built.entries,
             persistent=built.persistent,
             flat_step_bytes=built.flat_step_bytes,
+            host_bytes=built.host_bytes,
         )
 
     def _canonical(self, stage: int) -> int:

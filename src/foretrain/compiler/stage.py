@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from foretrain.compiler.launches import LaunchList, StageContext
-from foretrain.compiler.optimizer import norm_segment, state_bytes, update_segment
+from foretrain.compiler.offload import host_bytes, host_step, moved_off
+from foretrain.compiler.optimizer import norm_segment, update_segment
 from foretrain.compiler.parameters import merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
+from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.program import Comm, CommEvent, Entry, Run, Segment
 
@@ -23,6 +24,7 @@ class BuiltStage:
     entries: tuple[Entry, ...]
     persistent: Mapping[str, float]
     flat_step_bytes: float
+    host_bytes: Mapping[str, float]
 
 
 def build_entries(context: StageContext) -> BuiltStage:
@@ -43,20 +45,14 @@ def build_entries(context: StageContext) -> BuiltStage:
     for group in exchange_groups(slots, together=schedule.kind == "interleaved"):
         writer.exchange(group, finals)
     writer.step()
-    flat = updated_elements(context) * 4.0 if context.stack.flat_step else 0.0
+    here = context.tree.runtime.offload == "none"
+    flat = updated_elements(context) * 4.0 if context.stack.flat_step and here else 0.0
     return BuiltStage(
         entries=tuple(launches.entries),
-        persistent=persistent_bytes(context),
+        persistent=moved_off(context, persistent_bytes(context)),
         flat_step_bytes=flat,
+        host_bytes=host_bytes(context),
     )
-
-
-def updated_elements(context: StageContext) -> int:
-    """Returns how many parameters one rank of the stage updates, 0 without an optimizer."""
-    if context.optimizer == "none":
-        return 0
-    groups = merge(group for unit in context.units() for group in unit.groups)
-    return sum(g.share(g.signature.master, context.mesh) for g in groups)
 
 
 def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]]:
@@ -77,39 +73,6 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
         else:
             groups.append([slot])
     return groups
-
-
-def persistent_bytes(context: StageContext) -> dict[str, float]:
-    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
-    precision, mesh = context.precision, context.mesh
-    groups = merge(group for unit in context.units() for group in unit.groups)
-    states = state_bytes(context.optimizer, precision, context.factored)
-    trains = context.optimizer != "none"
-    buckets = staged_bucket_bytes(context)
-    return {
-        "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
-        * precision.bytes("weight"),
-        "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
-        * precision.bytes("grad_accumulate"),
-        "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states
-        if trains
-        else 0.0,
-        **({"gradient buckets": buckets} if buckets else {}),
-    }
-
-
-def staged_bucket_bytes(context: StageContext) -> float:
-    """Returns the bytes of the buffers that gradients are copied to before their reduction.
-
-    DDP holds a copy of all gradients in its buckets, DeepSpeed one bucket or two.
-    """
-    runtime, mesh = context.tree.runtime, context.mesh
-    data = [axis for axis in mesh.axes if family(axis) == "data"]
-    if not runtime.staged_buckets or mesh.size(data) == 1:
-        return 0.0
-    groups = merge(group for unit in context.units() for group in unit.groups)
-    whole = sum(g.elements for g in groups) * context.precision.bytes("grad")
-    return min(whole, runtime.staged_buckets * (runtime.bucket_bytes or inf))
 
 
 def _boundary_part(slot: Slot) -> str:
@@ -342,6 +305,10 @@ class _Writer:
         elements = updated_elements(c)
         kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
         after = self.weights.reductions
+        if c.tree.runtime.offload != "none":
+            waits = tuple(after) or self._last_run()
+            self.weights.publish_after(host_step(self.launches, waits))
+            return
         if c.stack.grad_norm:
             norm = self._run_segment(norm_segment(c.table, elements, c.precision), after)
             after = [self._norm_all_reduce(norm)]
@@ -350,6 +317,11 @@ class _Writer:
         )
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
         self.weights.publish_after(run)
+
+    def _last_run(self) -> tuple[int, ...]:
+        """The handle of the last computation."""
+        entries = self.launches.entries
+        return (max(i for i, entry in enumerate(entries) if isinstance(entry, Run)),)
 
     def _step_bytes(self) -> float:
         """Bytes per parameter that live only while the update runs.

@@ -35,10 +35,20 @@ class DeviceMemory:
         return sum(self.parts.values())
 
 
-def device_memory(program: Program, index: int, peak: Peak, stack: Stack) -> DeviceMemory:
-    """Returns the memory of a rank of class `index` whose live bytes are highest at `peak`."""
+#: An allocator that meets the end of the device gives whole free blocks back up to this share.
+FULL_SHARE = 0.97
+
+
+def device_memory(
+    program: Program, index: int, peak: Peak, stack: Stack, usable: float
+) -> DeviceMemory:
+    """Returns the memory of a rank of class `index` whose live bytes are highest at `peak`.
+
+    Holes that fill the device are given back: what is left of them ends at `usable` bytes.
+    """
     workspace = stack.workspace_gib * GIB
     allocated = peak.total + workspace
+    holes = _holes(program, index, stack)
     inside = {
         **peak.parts,
         "workspaces": workspace,
@@ -49,6 +59,8 @@ def device_memory(program: Program, index: int, peak: Peak, stack: Stack) -> Dev
         "communicators": stack.communicator_gib * GIB * process_groups(program.mesh),
         "context": stack.context_gib * GIB,
     }
+    room = FULL_SHARE * usable - sum(inside.values()) - sum(outside.values())
+    inside["fragmentation"] += min(holes, max(room, 0.0))
     return DeviceMemory(
         parts={part: value for part, value in {**inside, **outside}.items() if value},
         allocated=allocated,
@@ -76,16 +88,28 @@ def worst_memory(program: Program, memories: Sequence[DeviceMemory], peaks: Sequ
 def _fragmentation(program: Program, index: int, peak: Peak, stack: Stack) -> float:
     """Bytes that the allocator holds and no tensor uses.
 
-    A share of all live bytes; a larger one of activations where those of several micro-batches are
-    born and die between each other; and the holes of gathered activations: the buffer of a layer
-    is freed, the tensors that the layer keeps are put into it, and the next layer needs a fresh
-    one. Later micro-batches of a pipeline fill these holes.
+    A share of all live bytes, and a larger one of activations where those of several micro-batches
+    are born and die between each other.
+    """
+    share = stack.fragmentation
+    if "gathered weights" in peak.parts:  # buffers of units that differ in size come and go
+        share += stack.gather_slack
+    slack = (peak.total + stack.workspace_gib * GIB) * share
+    if _micro_batches_alive(program.classes[index]) < 2:
+        return slack
+    return slack + stack.pipeline_slack * peak.parts.get("activations", 0.0)
+
+
+def _holes(program: Program, index: int, stack: Stack) -> float:
+    """Bytes of the holes that gathered activations leave in the memory of the allocator.
+
+    The buffer of a layer is freed, the tensors that the layer keeps are put into it, and the next
+    layer needs a fresh one. Later micro-batches of a pipeline fill these holes.
     """
     rank_class = program.classes[index]
-    slack = (peak.total + stack.workspace_gib * GIB) * stack.fragmentation
-    if _micro_batches_alive(rank_class) > 1:
-        return slack + stack.pipeline_slack * peak.parts.get("activations", 0.0)
-    return slack + (_gathered_bytes(program, rank_class) if stack.gather_holes else 0.0)
+    if not stack.gather_holes or _micro_batches_alive(rank_class) > 1:
+        return 0.0
+    return _gathered_bytes(program, rank_class)
 
 
 def _micro_batches_alive(rank_class: RankClass) -> int:
@@ -117,3 +141,14 @@ def process_groups(mesh: Mesh) -> int:
     """Returns the process groups a rank communicates in: one per axis, and the world."""
     split = sum(size > 1 for size in mesh.sizes)
     return split + 1 if split > 1 else split
+
+
+def host_used(program: Program, devices_per_node: int) -> float:
+    """Returns the bytes that the ranks of the fullest node keep in the memory of their host."""
+    nodes: dict[int, float] = {}
+    for rank_class in program.classes:
+        kept = sum(rank_class.host_bytes.values())
+        for rank in rank_class.ranks if kept else ():
+            node = rank // devices_per_node
+            nodes[node] = nodes.get(node, 0.0) + kept
+    return max(nodes.values(), default=0.0)

@@ -132,6 +132,8 @@ def memory_quantity(row: Row, measured: Measured) -> str:
     if "nvidia-smi" in f"{row.notes} {measured.measured_how}".lower():
         return "used"
     words = row.framework.lower().split()
+    if words and words[0] == "paddle":  # its harness reads the device
+        return "used"
     if words and words[0] == "nanotron":
         return "first reserved"
     return "reserved" if words and words[0] == "torchtitan" else "allocated"
