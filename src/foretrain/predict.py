@@ -14,6 +14,7 @@ from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
 from foretrain.program import ComputeEvent, Event, Program, Run
 from foretrain.run.spec import RunSpec
+from foretrain.simulator.device_memory import device_memory, host_used, worst_memory
 from foretrain.simulator.result import MemoryResult, Result
 from foretrain.simulator.simulate import (
     Simulated,
@@ -156,11 +157,24 @@ def _assemble(
     peaks = cluster.device.peak_flops  # a TPU has no fp32 peak to fall back on
     peak = peaks[_peak_name(dtype)] if _peak_name(dtype) in peaks else peaks["fp32"]
     per_second = band.value * world * peak
-    memory = _memory(run, compiled.program, simulated)
-    framework = run.stack.framework_gib * GIB
+    device = run.cluster.device
+    memories = [
+        device_memory(compiled.program, i, peak, run.stack, device.memory_bytes)
+        for i, peak in enumerate(simulated.peaks)
+    ]
+    memory = replace(
+        worst_memory(compiled.program, memories, simulated.peaks, device),
+        host_used_bytes=host_used(compiled.program, cluster.devices_per_node),
+        host_capacity_bytes=cluster.host_memory_bytes,
+    )
     classes = tuple(
-        replace(c, peak_allocated_bytes=c.peak_allocated_bytes + framework)
-        for c in simulated.classes
+        replace(
+            c,
+            peak_allocated_bytes=m.allocated,
+            peak_reserved_bytes=m.reserved,
+            device_used_bytes=m.used,
+        )
+        for c, m in zip(simulated.classes, memories, strict=True)
     )
     return Result(
         step_time_s=band,
@@ -174,7 +188,7 @@ def _assemble(
         peak_dtype=dtype,
         mfu=flops / per_second,
         hfu=executed / per_second,
-        fits=memory.device_used_bytes <= memory.usable_bytes,
+        fits=memory.fits,
         bubble_fraction=sum(c.bubble_s for c in simulated.classes)
         / (len(simulated.classes) * band.value),
         memory=memory,
@@ -190,6 +204,7 @@ def _assemble(
             *run.assumptions,
             *_full_attention(flops, full),
             *_above_peak(flops / per_second),
+            *_unknown_host(memory),
         ),
         warnings=(),
         mode="hierarchical",
@@ -201,6 +216,13 @@ def _full_attention(flops: float, full: float) -> tuple[str, ...]:
     if full == flops:
         return ()
     return (f"model FLOP per step with full attention (published Megatron figures): {full:.6g}",)
+
+
+def _unknown_host(memory: MemoryResult) -> tuple[str, ...]:
+    if not memory.host_used_bytes or memory.host_capacity_bytes is not None:
+        return ()
+    need = f"{memory.host_used_bytes / GIB:.0f} GiB"
+    return (f"host memory is not stated: each node needs {need} for what is offloaded to it",)
 
 
 def _above_peak(mfu: float) -> tuple[str, ...]:
@@ -236,26 +258,3 @@ def _contraction_flops(event: Event) -> float:
     if isinstance(event, ComputeEvent) and event.op in ("gemm", "attention", "conv2d"):
         return event.flops
     return 0.0
-
-
-def _memory(run: RunSpec, program: Program, simulated: Simulated) -> MemoryResult:
-    """Adds what lives outside the allocator to the peak of the worst rank."""
-    stack, device = run.stack, run.cluster.device
-    worst = max(range(len(simulated.peaks)), key=lambda i: simulated.peaks[i].total)
-    peak = simulated.peaks[worst]
-    framework = stack.framework_gib * GIB
-    allocated = peak.total + framework
-    slack = allocated * stack.fragmentation
-    context = stack.context_gib * GIB
-    parts = {**peak.parts, "framework": framework, "fragmentation": slack, "context": context}
-    capacity = device.memory_bytes
-    return MemoryResult(
-        capacity_bytes=capacity,
-        usable_bytes=capacity,
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=allocated + slack,
-        device_used_bytes=allocated + slack + context,
-        worst_rank=program.classes[worst].ranks[0],
-        moment=f"stage {program.classes[worst].stage}, {peak.moment}",
-        parts_bytes=parts,
-    )

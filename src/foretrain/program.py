@@ -24,7 +24,14 @@ from typing import Literal
 from foretrain.mesh import Mesh
 
 Collective = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+    "host_copy",  # one device and its host
+    "host_update",
 ]
 Category = Literal[
     "compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "host", "other"
@@ -157,13 +164,20 @@ Entry = Run | Comm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """Ranks that do the same: one pipeline stage. `persistent` bytes live all step, by part."""
+    """Ranks that do the same: one pipeline stage. `persistent` bytes live all step, by part.
+
+    `flat_step_bytes` is one contiguous buffer of the optimizer step: too large for any hole that
+    activations leave, it adds to what the allocator holds. `host_bytes` is what one rank keeps in
+    the memory of its host, by part.
+    """
 
     name: str
     stage: int
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
     persistent: Mapping[str, float]
+    flat_step_bytes: float = 0.0
+    host_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,19 @@ class Stack:
     overlap_tp: bool = False  # tensor-parallel communication hides behind weight gradients
     optimizer: str = "fused"  # fused, foreach, loop
     grad_norm: bool = True
-    context_gib: float = 0.6  # device context and libraries
-    framework_gib: float = 0.5  # workspaces and communicator buffers
+    context_gib: float = 0.5  # device context and libraries, outside the allocator
+    communicator_gib: float = 0.3  # NCCL buffers of one process group, outside the allocator
+    workspace_gib: float = 0.1  # workspaces of GEMM libraries, inside the allocator
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
+    pipeline_slack: float = 0.0  # reserved over live activations with several micro-batches alive
+    gather_slack: float = 0.0  # more reserved over allocated where weights are gathered (FSDP)
+    gather_holes: bool = False  # buffers of gathered activations are fresh ones (no global buffer)
+    late_accumulate: bool = False  # gradients are added to their accumulators after the backward
+    fp8_saved: bool = False  # linear layers keep their input in FP8 for backward
+    flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
+    stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])

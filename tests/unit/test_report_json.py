@@ -25,6 +25,7 @@ KEYS = [
 MEMORY = [
     "capacity_gib", "usable_gib", "peak_allocated_gib", "peak_reserved_gib", "device_used_gib",
     "worst_rank", "moment", "parts_gib",
+    "host_used_gib",
 ]  # fmt: skip
 PARTS = [
     "compute", "recompute", "optimizer", "exposed_communication", "bubble", "host", "wait", "other",

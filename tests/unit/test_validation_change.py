@@ -21,6 +21,7 @@ def report(*steps: float) -> Report:
             row=Row(id=f"r{number}"),
             status="ok",
             prediction=Prediction(
+                first_reserved_bytes=1.0,
                 step_s=step,
                 low_s=step,
                 high_s=step,

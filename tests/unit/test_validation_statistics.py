@@ -29,6 +29,7 @@ def predicted(step: float, *, fits: bool = True, gib: float = 10.0) -> Predictio
         allocated_bytes=gib * GIB,
         reserved_bytes=(gib + 1) * GIB,
         device_used_bytes=(gib + 2) * GIB,
+        first_reserved_bytes=(gib - 1) * GIB,
         fits=fits,
         microbatches=1,
     )
@@ -107,6 +108,8 @@ def test_nothing_measured_gives_no_figures() -> None:
     [
         ({"notes": "mem column is nvidia-smi style"}, 12.0, 12.0),
         ({"framework": "torchtitan"}, 11.0, 11.0),
+        ({"framework": "nanotron", "notes": "memory printed in GB by nanotron"}, 9.0, 9.0),
+        ({"notes": "memory printed in GB (nvidia-smi)"}, 12.0, 12.0),
         ({}, 10.0, 10.0),
         ({"notes": "memory in GB (1e9), max allocated"}, 10.73741824, 10.0),
     ],

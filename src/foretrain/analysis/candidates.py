@@ -13,6 +13,7 @@ from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, divisors
 from foretrain.strategy.plan import RECOMPUTE, Plan, Recompute
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import Runtime
+from foretrain.units import dtype_bytes
 
 #: Small steps of a device run below its peak mostly because of launches and waves of tiles; a
 #: larger micro-batch wins back at most about this share of the computation (docs/explain/costs.md).
@@ -47,6 +48,8 @@ def candidates(run: RunSpec, result: Result) -> list[Candidate]:
         *_zero(run, result),
         *_tensor(run, result),
         *_pipeline(run, result),
+        *_offload(run, result),
+        *_fused_loss(run, result),
         *_switches(run, result),
         *_interleave(run, result),
     ]
@@ -243,6 +246,41 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
             )
         )
     return found
+
+
+def _offload(run: RunSpec, result: Result) -> list[Candidate]:
+    """Optimizer states to the host, and with ZeRO-3 the parameters too."""
+    plan = run.plan
+    wanted = "parameters" if plan.offload == "optimizer" else "optimizer"
+    if plan.offload == "parameters" or (wanted == "parameters" and (plan.zero or 0) < 3):
+        return []
+    words = ("optimizer", "grad") if wanted == "optimizer" else ("weights",)
+    return [
+        Candidate(
+            kind="offload",
+            title=f"offload {wanted} to the host",
+            run=changed_plan(run, offload=wanted),
+            changes={"plan.offload": wanted},
+            saves_s=-result.step_time_s.value,
+            frees=_share(result, *words),
+        )
+    ]
+
+
+def _fused_loss(run: RunSpec, result: Result) -> list[Candidate]:
+    """A loss whose kernel reads the logits in the compute dtype and writes its gradient there."""
+    if run.stack.logits_copies * dtype_bytes(run.stack.logits_dtype) <= 2.0:
+        return []
+    stack = replace(run.stack, logits_copies=1.0, logits_dtype="bf16")
+    return [
+        Candidate(
+            kind="loss",
+            title="fused cross-entropy (logits stay in bf16)",
+            run=replace(run, stack=stack),
+            saves_s=0.0,
+            frees=_share(result, "logit") / 2,
+        )
+    ]
 
 
 def _switches(run: RunSpec, result: Result) -> list[Candidate]:

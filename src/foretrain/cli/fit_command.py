@@ -39,6 +39,15 @@ Suggest = Annotated[
     bool,
     typer.Option("--suggest", help="Print the three plans of RUN that tell constants apart best."),
 ]
+Most = Annotated[
+    str | None,
+    typer.Option(
+        "--max",
+        metavar="WHAT",
+        help="How far the run can go: sequence, microbatch or layers.",
+        show_default=False,
+    ),
+]
 
 
 def fit(
@@ -46,15 +55,20 @@ def fit(
     measured: Measured = None,
     noise: Noise = None,
     suggest: Suggest = False,
+    most: Most = None,
     set_: opt.Set = None,
     json: opt.Json = None,
 ) -> None:
-    """Say which constant of the cost model would explain measured times.
+    """Say which constant would explain measured times, or how far a run can go (--max).
 
     With one run every constant that alone could explain the gap is listed and none is named.
     """
     check_target(json, "--json")
-    if suggest:
+    if most is not None:
+        from foretrain.cli.limit_command import run_limit
+
+        run_limit(runs, most, measured or (), set_ or (), json_file=json)
+    elif suggest:
         run_suggest(runs, measured or (), set_ or (), noise=noise, json_file=json)
     else:
         run_fit(runs, measured or (), set_ or (), noise=noise, json_file=json)

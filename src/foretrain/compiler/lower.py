@@ -7,12 +7,13 @@ classes and the stages; compiler/stage.py writes the launch list of one stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
+from foretrain.compiler.held import held_bytes
 from foretrain.compiler.launches import Instance, StageContext
 from foretrain.compiler.optimizer import factored_share
 from foretrain.compiler.parameters import Unit, make_unit
@@ -29,7 +30,6 @@ from foretrain.mesh import Mesh
 from foretrain.program import Program, RankClass, Segment
 from foretrain.stack import Stack
 from foretrain.strategy.tree import StrategyTree, layer_classes, resolve
-from foretrain.units import dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,14 @@ class Job:
     stack: Stack
     devices_per_node: int
     samples_per_step: int
+
+
+def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
+    """Returns a segment whose last item also changes live bytes by `change`."""
+    if not change or not segment.items:
+        return segment
+    *first, last = segment.items
+    return replace(segment, items=(*first, replace(last, delta={**last.delta, **change})))
 
 
 def compile_program(graph: Graph, tree: StrategyTree, job: Job) -> Program:
@@ -163,6 +171,8 @@ class _Compiler:
             ranks=ranks,
             entries=built.entries,
             persistent=built.persistent,
+            flat_step_bytes=built.flat_step_bytes,
+            host_bytes=built.host_bytes,
         )
 
     def _canonical(self, stage: int) -> int:
@@ -214,6 +224,7 @@ class _Compiler:
             before, after = passes.before_forward(unit), []
         else:
             before, after = passes.before_backward(unit), passes.after_backward(unit)
+            segment = _changed(segment, passes.change_of_backward(unit))
         shift = len(before)
         moved = [
             replace(item, waits=tuple(wait + shift for wait in item.waits))
@@ -228,7 +239,7 @@ class _Compiler:
             tensors=lowered.tensors,
             precision=self.job.precision,
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
-            held_bytes={"logits": stack.logits_copies * dtype_bytes(stack.logits_dtype)},
+            held_bytes=held_bytes(lowered, self.job.precision, stack),
         )
 
     def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:

@@ -111,11 +111,13 @@ def update_segment(
     gradients: int,
     precision: Precision,
     factored: float = 1.0,
+    step_bytes: float = 0.0,
 ) -> Segment:
     """Returns the work on `elements` parameters and on `gradients` kept elements.
 
     With fp16 the gradients are unscaled and checked for overflow in a pass of their own; weights
-    are refreshed from the master copy by a separate multi-tensor copy.
+    are refreshed from the master copy by a separate multi-tensor copy. `step_bytes` per parameter
+    live only during the update.
     """
     size = precision.bytes("grad_accumulate")
     flops = OPTIMIZERS[optimizer].flops
@@ -147,6 +149,9 @@ def update_segment(
                 )
             ),
             category="optimizer",
+            transient={"optimizer step": step_bytes * elements}
+            if op == "optimizer" and step_bytes
+            else {},
         )
         for label, op, num_bytes, work, count in events
         if num_bytes > 0.0

@@ -9,7 +9,7 @@ Each is one launch per unit, with the bytes it reads and writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.compiler.events import EventTable
 from foretrain.compiler.parameters import Unit
@@ -17,6 +17,12 @@ from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
 from foretrain.program import ComputeEvent, Item
 from foretrain.stack import Stack
+
+
+def fresh_gradients(unit: Unit, precision: Precision, stack: Stack) -> float:
+    """Returns the bytes of gradients of one backward that wait for their accumulation."""
+    waits = stack.late_accumulate and precision.grad != precision.grad_accumulate
+    return unit.elements() * precision.bytes("grad") if waits and not unit.microstep else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +42,27 @@ class Passes:
         compute = self._compute_bytes()
         items: list[Item] = []
         if wide > compute:
-            items.append(self._item("cast weights", "cast", held, wide + compute))
+            cast = self._item("cast weights", "cast", held, wide + compute)
+            copies = self.weight_copies(unit)
+            items.append(replace(cast, delta={"weight copies": copies}) if copies else cast)
         return items + self._unpack(unit)
+
+    def weight_copies(self, unit: Unit) -> float:
+        """Returns the bytes of cast weights that live until backward has read them (autocast).
+
+        Shards that are cast for a gather die with it.
+        """
+        compute = self._compute_bytes()
+        if unit.gathered or self.precision.bytes("weight") <= compute:
+            return 0.0
+        held = sum(group.share(group.signature.stored, self.mesh) for group in unit.groups)
+        return held * compute
+
+    def change_of_backward(self, unit: Unit) -> dict[str, float]:
+        """Returns what a backward leaves behind (+) or frees (-) beside activations, by part."""
+        copies, fresh = self.weight_copies(unit), fresh_gradients(unit, self.precision, self.stack)
+        change = {"weight copies": -copies, "new gradients": fresh}
+        return {part: value for part, value in change.items() if value}
 
     def before_backward(self, unit: Unit) -> list[Item]:
         """Returns the unpacking of weights that are gathered again."""

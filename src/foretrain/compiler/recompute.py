@@ -57,9 +57,10 @@ def saved_names(
     if mode != "selective" or not block.recompute:
         return read_by_backward(block, backward)
     if policy == "operators":
-        return _closure(
-            block, read_by_backward(block, backward), _dropped_by_operators(block, scattered)
-        )
+        dropped = _dropped_by_operators(block, scattered)
+        # the policy caches what such an operator returns, whether or not backward reads it
+        cached = {o.tensor for op in block.ops if op.name not in dropped for o in op.outputs}
+        return cached | _closure(block, read_by_backward(block, backward), dropped)
     core = core_ops(block)
     return read_by_backward(block, backward, without=core) | _closure(
         block, read_by_backward(block, backward), set(core)

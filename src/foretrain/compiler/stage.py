@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretrain.compiler.launches import LaunchList, StageContext
-from foretrain.compiler.optimizer import norm_segment, state_bytes, update_segment
+from foretrain.compiler.offload import host_bytes, host_step, moved_off
+from foretrain.compiler.optimizer import norm_segment, update_segment
 from foretrain.compiler.parameters import merge
+from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
+from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.program import Comm, CommEvent, Entry, Run, Segment
 
@@ -20,6 +23,8 @@ class BuiltStage:
 
     entries: tuple[Entry, ...]
     persistent: Mapping[str, float]
+    flat_step_bytes: float
+    host_bytes: Mapping[str, float]
 
 
 def build_entries(context: StageContext) -> BuiltStage:
@@ -40,7 +45,14 @@ def build_entries(context: StageContext) -> BuiltStage:
     for group in exchange_groups(slots, together=schedule.kind == "interleaved"):
         writer.exchange(group, finals)
     writer.step()
-    return BuiltStage(entries=tuple(launches.entries), persistent=persistent_bytes(context))
+    here = context.tree.runtime.offload == "none"
+    flat = updated_elements(context) * 4.0 if context.stack.flat_step and here else 0.0
+    return BuiltStage(
+        entries=tuple(launches.entries),
+        persistent=moved_off(context, persistent_bytes(context)),
+        flat_step_bytes=flat,
+        host_bytes=host_bytes(context),
+    )
 
 
 def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]]:
@@ -61,23 +73,6 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
         else:
             groups.append([slot])
     return groups
-
-
-def persistent_bytes(context: StageContext) -> dict[str, float]:
-    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
-    precision, mesh = context.precision, context.mesh
-    groups = merge(group for unit in context.units() for group in unit.groups)
-    states = state_bytes(context.optimizer, precision, context.factored)
-    trains = context.optimizer != "none"
-    return {
-        "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
-        * precision.bytes("weight"),
-        "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
-        * precision.bytes("grad_accumulate"),
-        "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states
-        if trains
-        else 0.0,
-    }
 
 
 def _boundary_part(slot: Slot) -> str:
@@ -235,8 +230,16 @@ class _Writer:
                 chunk=slot.chunk,
                 after=tuple(waits),
                 host_sync=synced,
+                delta_end=self._accumulated(slot),
             )
         )
+
+    def _accumulated(self, slot: Slot) -> dict[str, float]:
+        """The gradients of a backward die where they are accumulated after it."""
+        c = self.context
+        units = [instance.unit for instance in c.chunks[slot.chunk]] if slot.phase == "B" else []
+        fresh = sum(fresh_gradients(unit, c.precision, c.stack) for unit in units)
+        return {"new gradients": -fresh} if fresh else {}
 
     def _per_unit(
         self, slot: Slot, order: list[int], waits: list[int], synced: bool, final: bool = False
@@ -258,16 +261,19 @@ class _Writer:
             ]
             if slot.phase == "F":
                 self.weights.ready.pop(id(unit), None)
-            run = self._unit_run(slot, i, [*waits, *handles], synced)
+            last = self._accumulated(slot) if position == len(order) - 1 else {}
+            run = self._unit_run(slot, i, [*waits, *handles], synced, last)
             waits, synced = [], False
             if slot.phase == "B":
                 self.weights.reduce_unit(unit, slot, final=final)
         return run
 
-    def _unit_run(self, slot: Slot, i: int, waits: list[int], synced: bool) -> int:
+    def _unit_run(
+        self, slot: Slot, i: int, waits: list[int], synced: bool, last: Mapping[str, float]
+    ) -> int:
         instance = self.context.chunks[slot.chunk][i]
         forward = slot.phase == "F"
-        delta: dict[str, float] = {}
+        delta = dict(last)
         key = (slot.chunk, i)
         if key in self.weights.gathered and (not forward or instance.unit.reshard):
             del self.weights.gathered[key]
@@ -296,15 +302,36 @@ class _Writer:
         if c.optimizer == "none":
             return
         groups = merge(group for unit in c.units() for group in unit.groups)
-        elements = sum(g.share(g.signature.master, c.mesh) for g in groups)
+        elements = updated_elements(c)
         kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
         after = self.weights.reductions
+        if c.tree.runtime.offload != "none":
+            waits = tuple(after) or self._last_run()
+            self.weights.publish_after(host_step(self.launches, waits))
+            return
         if c.stack.grad_norm:
             norm = self._run_segment(norm_segment(c.table, elements, c.precision), after)
             after = [self._norm_all_reduce(norm)]
-        update = update_segment(c.table, c.optimizer, elements, kept, c.precision, c.factored)
+        update = update_segment(
+            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes()
+        )
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
         self.weights.publish_after(run)
+
+    def _last_run(self) -> tuple[int, ...]:
+        """The handle of the last computation."""
+        entries = self.launches.entries
+        return (max(i for i, entry in enumerate(entries) if isinstance(entry, Run)),)
+
+    def _step_bytes(self) -> float:
+        """Bytes per parameter that live only while the update runs.
+
+        Adam with foreach kernels makes the denominators of all parameters before it divides.
+        """
+        c = self.context
+        foreach = c.stack.optimizer == "foreach" and c.optimizer in ("adam", "adamw")
+        flat = 4.0 if c.stack.flat_step else 0.0
+        return flat + (c.precision.bytes("master") if foreach else 0.0)
 
     def _run_segment(self, segment: Segment, after: Sequence[int], *, sync: bool = False) -> int:
         segments = self.context.segments

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from foretrain.compiler.launches import LaunchList
+from foretrain.compiler.offload import copy, moves_gradients
 from foretrain.compiler.parameters import Unit, WeightGroup, merge
 from foretrain.compiler.placements import Redistribution, family
 from foretrain.compiler.schedule import Slot
@@ -47,6 +48,11 @@ class WeightTraffic:
         if not unit.gathered or (slot.chunk, i) in self.gathered:
             return
         size = self._gather_size()
+        up: tuple[int, ...] = ()
+        if self.launches.context.tree.runtime.offload == "parameters":
+            mesh = self.launches.context.mesh
+            shard = sum(g.share(g.signature.stored, mesh) for g in unit.groups) * size
+            up = (copy(self.launches, shard, label=f"{unit.path} shard", down=False),)
         self.gathered[slot.chunk, i] = [
             self.launches.collective(
                 step,
@@ -54,6 +60,7 @@ class WeightTraffic:
                 size,
                 label=f"{unit.path} weights",
                 stream="gather",
+                after=up,
                 delta_start={"gathered weights": step.elements * size},
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
@@ -86,6 +93,12 @@ class WeightTraffic:
                         chunk=slot.chunk,
                     )
                 )
+        if moves_gradients(c) and unit.microstep and self.reductions:
+            shard = sum(g.share(g.signature.accumulated, c.mesh) for g in unit.groups)
+            size = shard * c.precision.bytes("grad_reduce")
+            last = (self.reductions[-1],)
+            down = copy(self.launches, size, label=f"{unit.path} gradients", down=True, after=last)
+            self.reductions.append(down)
         if not final:
             return
         self.pending.append(unit.groups)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.cost import offload
 from foretrain.cost.answer import Answer
 from foretrain.cost.calibration import load
 from foretrain.cost.compute import (
@@ -98,11 +99,13 @@ class CostModel:
             if event in self._known:
                 continue
             if isinstance(event, CommEvent):
-                self._known[event] = collectives.price(event, self.cluster)
+                host = event.collective in offload.COLLECTIVES
+                price = offload.price if host else collectives.price
+                self._known[event] = price(event, self.cluster)
             else:
                 groups.setdefault(provider(event.op), []).append(event)
-        for price, group in groups.items():
-            answers = price(group, self._machine)
+        for provide, group in groups.items():
+            answers = provide(group, self._machine)
             if self._machine.warm:
                 answers = [_in_step(answer) for answer in answers]
             self._known.update(zip(group, answers, strict=True))

@@ -25,6 +25,7 @@ class ClusterRequest:
     extra_latency_s: float = 0.0
     p2p: bool | None = None
     oversubscription: float = 1.0
+    host_memory_bytes: float | None = None
 
 
 def build_cluster(request: ClusterRequest, *, name: str = "") -> tuple[Cluster, list[Problem]]:
@@ -51,6 +52,7 @@ def build_cluster(request: ClusterRequest, *, name: str = "") -> tuple[Cluster, 
         extra_latency_s=request.extra_latency_s,
         p2p=usual.p2p if request.p2p is None else request.p2p,
         oversubscription=request.oversubscription,
+        host_memory_bytes=request.host_memory_bytes,
         notes=tuple(notes),
     )
     return cluster, _problems(request, scaleup)

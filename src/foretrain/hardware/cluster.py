@@ -66,6 +66,7 @@ class Cluster:
     extra_latency_s: float = 0.0
     p2p: bool = True
     oversubscription: float = 1.0
+    host_memory_bytes: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -175,6 +176,8 @@ def _options(cluster: Cluster) -> list[str]:
         options.append(f"scaleup {plain(exact(cluster.scaleup_bandwidth) / 10**9)} GB/s")
     if cluster.extra_latency_s:
         options.append(f"latency {_duration(cluster.extra_latency_s)}")
+    if cluster.host_memory_bytes is not None:
+        options.append(f"host {plain(exact(cluster.host_memory_bytes / 2**30))} GiB")
     if cluster.oversubscription != 1.0:
         options.append(f"oversubscribed {plain(exact(cluster.oversubscription))}:1")
     if cluster.p2p != device.node.p2p:

@@ -36,7 +36,7 @@ _NETWORK = re.compile(rf"(?:{_COUNT}{_TIMES})?{_NUMBER}\s*([a-z/]+)(?:\s+(\S.*))
 _RATE_UNITS = ("g", "gb", "gb/s", "gbps", "gbit", "gbit/s", "gbits", "gbits/s")
 _OPTIONS = (
     "[latency 50ms], [nvl 72], [nvlink pairs|mesh|nvswitch|none], [p2p], [no p2p], "
-    "[oversubscribed 2:1], [scaleup 200 GB/s]"
+    "[oversubscribed 2:1], [scaleup 200 GB/s], [host 1024 GiB]"
 )
 _WORD_OPTIONS: dict[str, tuple[str, object]] = {
     **{f"nvlink {kind}": ("scaleup", kind) for kind in SCALEUP},
@@ -226,5 +226,9 @@ def _read_option(parser: _Parser, option: str) -> None:
     elif match := re.fullmatch(rf"(?i:scaleup) {_NUMBER}\s*[Gg]B/s", option):  # not bits
         rate = float(Decimal(match[1]) * 10**9)
         parser.set("scaleup_bandwidth", parser.above_zero(rate, option), option)
+    elif match := re.fullmatch(rf"host {_NUMBER}\s*(gib|gb|tib|tb)", text):
+        unit = {"gib": 2**30, "gb": 10**9, "tib": 2**40, "tb": 10**12}[match[2]]
+        size = parser.above_zero(float(match[1]) * unit, option)
+        parser.set("host_memory_bytes", size, option)
     else:
         parser.problem("unknown option", option, allowed=_OPTIONS)

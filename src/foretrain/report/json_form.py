@@ -67,6 +67,7 @@ def _memory(memory: MemoryResult) -> dict[str, Any]:
         "worst_rank": memory.worst_rank,
         "moment": memory.moment,
         "parts_gib": {name: value / GIB for name, value in memory.parts_bytes.items()},
+        "host_used_gib": memory.host_used_bytes / GIB,
     }
 
 

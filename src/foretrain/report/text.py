@@ -188,6 +188,10 @@ def _memory_section(result: Result) -> list[str]:
             f"of {gib(memory.capacity_bytes)} on the device: {fit_word(result)}",
         ),
     ]
+    if memory.host_used_bytes:
+        size = memory.host_capacity_bytes
+        note = "offloaded, each node" + ("" if size is None else f" of {gib(size)}")
+        seen.append(("host memory", gib(memory.host_used_bytes), note))
     return [
         f"Memory of the fullest GPU: {where}" + (f", at its peak: {moment}" if moment else ""),
         *parts_table(rows, unit="GiB", total_name="device used", decimals=2),

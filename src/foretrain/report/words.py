@@ -118,6 +118,9 @@ def verdict(result: Result, run: RunSpec) -> str:
     rate, unit = throughput(result, run.cluster.world_size)
     low, high = (number(r) for r in rate_limits(rate, result.step_time_s))
     speed = f"{number(rate)} {unit} (90 % band {low} to {high})"
+    if not memory.host_fits:
+        need, have = gib(memory.host_used_bytes), gib(memory.host_capacity_bytes or 0.0)
+        return f"Does not fit: each node needs {need} of host memory and has {have}. {speed}."
     if not result.fits:
         moment = moment_words(result)
         at = f" in {moment}" if moment else ""

@@ -176,6 +176,15 @@ HINTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+OFFLOAD_SYNONYMS = {
+    "optim": "optimizer",
+    "optimizer-states": "optimizer",
+    "cpu-optimizer": "optimizer",
+    "params": "parameters",
+    "param": "parameters",
+    "parameter": "parameters",
+    "all": "parameters",
+}
 RECOMPUTE_SYNONYMS: Mapping[str, str] = {
     "false": "none",
     "off": "none",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
 from foretrain.hardware.cluster import Cluster
 from foretrain.run.aliases import OPTIMIZER_SYNONYMS, OPTIMIZERS
 from foretrain.run.batch import Batch, settle_batch
@@ -32,6 +32,7 @@ from foretrain.run.yaml_file import Document, read_document
 from foretrain.stack import Stack
 from foretrain.strategy.checks import Numbers, check_plan, data_parallel
 from foretrain.strategy.plan import Plan
+from foretrain.strategy.stages import stages_by_cost
 
 
 def load_run(
@@ -88,6 +89,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     if stack.preset != preset and "stack" in fields.values and stack.name not in usual:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
+    plan = _divide_layers(plan, model, stack, lines)
     model, padded = pad_vocabulary(model, plan)
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
@@ -110,6 +112,18 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         warnings=tuple(warnings),
         source={key: value for key, value in fields.values.items() if value},
     )
+
+
+def _divide_layers(plan: Plan, model: Model, stack: Stack, lines: list[str]) -> Plan:
+    """The layers of each stage where the stack does not divide them evenly."""
+    divides = stack.stage_split == "by_cost" and plan.interleave == 1
+    if not divides or plan.stages is not None or not isinstance(model, ModelSpec):
+        return plan
+    if not 1 < plan.pp < model.layers:
+        return plan
+    stages = stages_by_cost(model, plan.pp)
+    lines.append(f"stages = {list(stages)} (stack {stack.name} divides layers by their cost)")
+    return replace(plan, stages=stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

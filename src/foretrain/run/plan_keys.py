@@ -9,11 +9,20 @@ from foretrain.errors import PlanError, Problem
 from foretrain.mesh import AXES
 from foretrain.run.aliases import (
     LATER_SCHEDULES,
+    OFFLOAD_SYNONYMS,
     RECOMPUTE_SYNONYMS,
     SCHEDULE_SYNONYMS,
 )
 from foretrain.run.values import Section, as_flag, as_integer
-from foretrain.strategy.plan import PRESETS, RECOMPUTE, SCHEDULES, Overlap, Plan, Recompute
+from foretrain.strategy.plan import (
+    OFFLOAD,
+    PRESETS,
+    RECOMPUTE,
+    SCHEDULES,
+    Overlap,
+    Plan,
+    Recompute,
+)
 from foretrain.strategy.presets import node_from_mapping
 
 ORDER_AXES = (*AXES, "dp")
@@ -42,6 +51,7 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         stages=_integers(section, "stages", low=1),
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
+        offload=_offload(section),
         bucket_mib=section.number("bucket_mib"),
         prefetch=1 if prefetch is None else prefetch,
         overlap=_overlap(section),
@@ -65,9 +75,13 @@ def _refuse_later(section: Section) -> None:
     ):
         if (section.integer(key) or 1) > 1:
             section.refuse(key, f"{name} is not modelled yet", section.values[key], "1")
-    offload = section.values.get("offload")
-    if offload is not None and as_flag(offload) is not False:
-        section.refuse("offload", "offload is not modelled yet", offload, "none")
+
+
+def _offload(section: Section) -> str:
+    value = section.values.get("offload")
+    if value is None or as_flag(value) is False:
+        return "none"
+    return section.choice("offload", OFFLOAD, OFFLOAD_SYNONYMS) or "none"
 
 
 def _zero(section: Section) -> int | None:

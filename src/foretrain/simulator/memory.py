@@ -62,6 +62,7 @@ class Peak:
     parts: Mapping[str, float]
     moment: str
     timeline: tuple[tuple[float, float], ...]
+    in_step: bool = False  # the peak is in the optimizer step
 
     @property
     def total(self) -> float:
@@ -114,6 +115,7 @@ def memory_peak(
         parts={part: value for part, value in best.items() if abs(value) > 0.5},
         moment=moment,
         timeline=tuple(timeline),
+        in_step=moment.startswith(_STEP),
     )
 
 
@@ -152,8 +154,11 @@ def _events(
     return events
 
 
+_STEP = "optimizer step"
+
+
 def _phase(slot: str) -> str:
-    return {"F": "forward", "B": "backward"}.get(slot, "optimizer step")
+    return {"F": "forward", "B": "backward"}.get(slot, _STEP)
 
 
 def _comm_tasks(expanded: Expanded, device: int) -> dict[int, int]:

@@ -57,6 +57,18 @@ class MemoryResult:
     worst_rank: int
     moment: str
     parts_bytes: Mapping[str, float]
+    host_used_bytes: float = 0.0  # of the fullest node, what is offloaded to it
+    host_capacity_bytes: float | None = None  # of one node, None: not stated
+
+    @property
+    def host_fits(self) -> bool:
+        """Returns whether what is offloaded fits into the host, True where its size is unknown."""
+        return self.host_capacity_bytes is None or self.host_used_bytes <= self.host_capacity_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether device and host hold what is asked of them."""
+        return self.device_used_bytes <= self.usable_bytes and self.host_fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,8 @@ class ClassResult:
     peak_allocated_bytes: float
     peak_parts_bytes: Mapping[str, float]
     moment: str
+    peak_reserved_bytes: float = 0.0
+    device_used_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

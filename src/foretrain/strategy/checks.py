@@ -60,8 +60,24 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
             *check_batch(numbers, dp),
             *check_schedule(plan, numbers, dp),
             *check_sharding(plan, dp),
+            *check_offload(plan),
         ]
     return problems
+
+
+def check_offload(plan: Plan) -> list[Problem]:
+    """Returns what is wrong with the offload to the host: weights need shards to come from."""
+    if plan.offload != "parameters" or (plan.zero or 0) >= 3:
+        return []
+    return [
+        Problem(
+            what="parameters are offloaded as shards, which ZeRO stage 3 makes",
+            where="plan.offload",
+            value=plan.offload,
+            allowed="none, optimizer",
+            way_out="use zero 3 (preset fsdp or deepspeed), or offload: optimizer",
+        )
+    ]
 
 
 def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 Preset = Literal["megatron", "fsdp", "deepspeed", "ddp", "plain"]
 PRESETS: tuple[str, ...] = ("megatron", "fsdp", "deepspeed", "ddp", "plain")
 SCHEDULES: tuple[str, ...] = ("gpipe", "1f1b", "interleaved")
+OFFLOAD: tuple[str, ...] = ("none", "optimizer", "parameters")
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
 
 
@@ -54,6 +55,7 @@ class Plan:
     stages: tuple[int, ...] | None = None
     recompute: Recompute = field(default_factory=Recompute)
     reshard: bool = True  # FSDP: drop gathered weights after forward
+    offload: str = "none"
     bucket_mib: float | None = None
     prefetch: int = 1
     overlap: Overlap = field(default_factory=Overlap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -196,7 +197,14 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_param=choose(plan.overlap.param, plan.preset == "fsdp" or (plan.zero or 0) >= 3),
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
+        offload=plan.offload,
+        staged_buckets=_staged_buckets(plan),
     )
+
+
+def _staged_buckets(plan: Plan) -> float:
+    """DDP keeps its buckets beside the gradients; DeepSpeed copies them to one at a time."""
+    return {"ddp": inf, "deepspeed": 1.0}.get(plan.preset, 0.0)
 
 
 _SplitForm = dict[str, str | list[str]]

@@ -79,6 +79,8 @@ class Runtime:
     overlap_param: bool
     overlap_tp: bool
     overlap_p2p: bool
+    offload: str = "none"  # what lives on the host: none, optimizer, parameters (and optimizer)
+    staged_buckets: float = 0.0  # buckets that gradients are copied to; infinite: all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

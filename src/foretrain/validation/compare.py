@@ -68,7 +68,7 @@ def compare(outcomes: Sequence[Outcome], measured: Sequence[Measured]) -> list[C
             outcome=outcome,
             measured_s=step,
             measured_gib=_memory_gib(outcome.row, m),
-            predicted_gib=_predicted_gib(outcome),
+            predicted_gib=_predicted_gib(outcome, m),
             fits_measured=fit,
             counted=not _low_mfu(outcome.row, m),
         )
@@ -111,25 +111,43 @@ def _low_mfu(row: Row, measured: Measured) -> bool:
 def _memory_gib(row: Row, measured: Measured) -> float | None:
     """The measured memory; None where the notes say that it was modelled.
 
-    Sources that print GB say so in the notes (nvidia-smi counts MiB, whatever is printed).
+    Sources that print GB say so in the notes. Two of them count GiB all the same: nvidia-smi, and
+    nanotron, whose rows that differ in the ZeRO stage alone settle it (docs/explain/memory.md).
     """
     if measured.peak_mem_gib is None or row.notes.startswith("MODELLED"):
         return None
     notes = row.notes.lower()
-    in_gb = "nvidia-smi" not in notes and any(word in notes for word in GB_WORDS)
+    binary = memory_quantity(row, measured) == "used" or row.framework == "nanotron"
+    in_gb = not binary and any(word in notes for word in GB_WORDS)
     return measured.peak_mem_gib * (GB_IN_GIB if in_gb else 1.0)
 
 
-def _predicted_gib(outcome: Outcome) -> float | None:
-    """The predicted memory of the kind that the source prints: nvidia-smi, reserved, allocated."""
-    prediction, row = outcome.prediction, outcome.row
+def memory_quantity(row: Row, measured: Measured) -> str:
+    """Returns which memory figure a source prints: used, reserved or allocated.
+
+    torchtitan prints what the allocator holds. nanotron prints it, too (in some of its rows a
+    larger micro-batch has a smaller figure, which live bytes cannot), and that of the first
+    pipeline stage (with one micro-batch per step the logits of the last stage are not in it).
+    """
+    if "nvidia-smi" in f"{row.notes} {measured.measured_how}".lower():
+        return "used"
+    words = row.framework.lower().split()
+    if words and words[0] == "paddle":  # its harness reads the device
+        return "used"
+    if words and words[0] == "nanotron":
+        return "first reserved"
+    return "reserved" if words and words[0] == "torchtitan" else "allocated"
+
+
+def _predicted_gib(outcome: Outcome, measured: Measured) -> float | None:
+    """The predicted memory of the kind that the source prints."""
+    prediction = outcome.prediction
     if prediction is None:
         return None
-    notes = row.notes.lower()
-    if "nvidia-smi" in notes:
-        value = prediction.device_used_bytes
-    elif row.framework.lower().startswith("torchtitan"):  # its metrics print reserved memory
-        value = prediction.reserved_bytes
-    else:
-        value = prediction.allocated_bytes
-    return value / GIB
+    values = {
+        "used": prediction.device_used_bytes,
+        "reserved": prediction.reserved_bytes,
+        "first reserved": prediction.first_reserved_bytes,
+        "allocated": prediction.allocated_bytes,
+    }
+    return values[memory_quantity(outcome.row, measured)] / GIB

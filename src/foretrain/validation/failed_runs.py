@@ -1,8 +1,9 @@
 """What runs that failed say about memory: out of memory, or a crash that may have been one.
 
-FAILED(oom) did not fit. FAILED(oom/crash) is taken as "did not fit" unless a run that needs at
-least as much memory worked: equal model, device and software, and in no respect smaller. Only what
-the rows state is compared, never a prediction.
+FAILED(oom) did not fit. FAILED(oom/crash) is taken as "did not fit" unless it cannot be memory: the
+plan is invalid (more stages than layers), or a run of the same model, device, software and pp
+worked that has no larger tp and dp and no smaller micro-batch and in-flight count. Only what the
+rows state is compared, never a prediction.
 """
 
 from __future__ import annotations
@@ -53,31 +54,21 @@ def _key(row: Row) -> Hashable:
         row.framework,
         row.framework_version,
         row.recompute,
-        row.sharding,
         row.offload,
         row.optimizer,
+        row.pp or 1,
     )
 
 
 def _demands(row: Row) -> tuple[float, ...]:
-    """Numbers that each raise the need for memory, everything else being equal."""
+    """Numbers that each raise the need for memory, everything else being equal.
+
+    The ZeRO stage is not among them: it divides states over the ranks of dp, and a run with no
+    larger dp that worked had at most that many ranks to divide them over.
+    """
     pp, steps = row.pp or 1, row.ga_steps or 1
-    stage = _stage(row)
-    return (
-        row.mbs or 1,
-        -(row.tp or 1),
-        -pp,
-        -(row.cp or 1),
-        -(row.dp or 1) if stage else 0,
-        -stage,
-        0 if row.sp.lower() == "yes" else 1,
-        min(pp, steps) / pp,  # share of the model's activations in flight on the first stage
-        min(steps, 2),  # accumulation keeps gradients
-    )
-
-
-def _stage(row: Row) -> int:
-    return int(row.zero_stage[0]) if row.zero_stage[:1].isdigit() else 0
+    in_flight = min(pp, steps)
+    return (row.mbs or 1, in_flight, -(row.tp or 1), -(row.cp or 1), -(row.dp or 1))
 
 
 def _at_least(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -24,6 +24,7 @@ class Prediction:
     allocated_bytes: float
     reserved_bytes: float
     device_used_bytes: float
+    first_reserved_bytes: float  # of the first pipeline stage
     fits: bool
     microbatches: int  # per rank and step
 

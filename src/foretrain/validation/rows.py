@@ -97,6 +97,7 @@ class Measured:
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     samples_unit: str = ""
+    measured_how: str = ""
     peak_mem_gib: float | None = None
     mfu_pct: float | None = None
 

@@ -28,7 +28,7 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     if (row.vpp or 1) > 1:
         plan["interleave"] = row.vpp
     stages = _uneven_stages(row, int(plan["pp"]), assumed)
-    if stages:
+    if stages and stack.stage_split == "even":
         plan["stages"] = stages
     if "gpipe" in f"{row.framework} {row.notes}".lower():
         plan["schedule"] = "gpipe"
@@ -152,6 +152,8 @@ def _sequence_parallel(row: Row, stack: Stack, plan: Mapping[str, Any], assumed:
 def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     """Returns the recompute setting: none, full, selective, or full for some layers."""
     text = row.recompute.lower()
+    if not text and has_word(row.notes, "recompute not enabled"):
+        return "none"
     if not text:
         value = str(stack.defaults.get("recompute", "none"))
         assumed.add(f"recompute = {value} (not stated; stack {stack.name})")

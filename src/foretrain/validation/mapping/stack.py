@@ -21,7 +21,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"paxml|t5x|jax", "jax-xla", ""),
     (r"internevo", "deepspeed", "InternEvo as deepspeed"),
     (r"fms-fsdp", "torchtitan", "fms-fsdp as torchtitan (FSDP with torch.compile)"),
-    (r"paddle", "megatron", "PaddlePaddle as megatron"),
+    (r"paddle", "paddle", ""),
     (r"oneflow|libai", "megatron", "OneFlow as megatron"),
     (r"dedloc", "pytorch-eager", "the GPipe prototype as pytorch-eager without flash attention"),
     (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),

@@ -1,0 +1,128 @@
+"""How far a run can go: the largest sequence, micro-batch or number of layers that still fits.
+
+Memory grows with each of them (a property test holds it), so the limit is found by doubling and
+then halving the interval; every step is a whole prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from foretrain.errors import InputError, Problem
+from foretrain.frontends.spec import ModelSpec
+from foretrain.predict import data_parallel, predict
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.result import Result
+from foretrain.strategy.checks import Numbers, check_plan
+
+QUANTITIES = ("sequence", "microbatch", "layers")
+#: Sequences are tried in steps of this many tokens, or of tp times 8 where that is more.
+SEQUENCE_STEP = 128
+#: No limit is looked for beyond this multiple of the step.
+MOST_STEPS = 1 << 20
+
+Predict = Callable[[RunSpec], Result]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The largest value that fits with its result, and the next larger one that does not.
+
+    `value` is 0 when not even one step fits; `beyond` is None when the model itself ends there.
+    """
+
+    quantity: str
+    value: int
+    step: int
+    now: int
+    result: Result | None
+    beyond: Result | None
+
+
+def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Limit:
+    """Returns how far `quantity` (sequence, microbatch, layers) of a run can be raised.
+
+    The micro-batch carries the global batch with it, layers come in whole pipeline stages.
+
+    Raises:
+        InputError: an unknown quantity, or one that the model of the run does not have.
+    """
+    now, step = _now(run, quantity), _step(run, quantity)
+    known: dict[int, Result | None] = {}
+
+    def fits(count: int) -> bool:
+        if count not in known:
+            changed = changed_run(run, quantity, count * step)
+            known[count] = None if changed is None else predict(changed)
+        found = known[count]
+        return found is not None and found.fits
+
+    low, high = 0, max(now // step, 1)
+    while fits(high) and high < MOST_STEPS:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return Limit(
+        quantity=quantity,
+        value=low * step,
+        step=step,
+        now=now,
+        result=known.get(low),
+        beyond=known.get(low + 1),
+    )
+
+
+def changed_run(run: RunSpec, quantity: str, value: int) -> RunSpec | None:
+    """Returns the run with another sequence, micro-batch or number of layers; None if invalid."""
+    training, dp = run.training, data_parallel(run)
+    if quantity == "sequence":
+        changed = replace(run, training=replace(training, sequence=value))
+        limit = run.model.max_positions if isinstance(run.model, ModelSpec) else None
+        learned = isinstance(run.model, ModelSpec) and run.model.positions == "learned"
+        if learned and limit is not None and value > limit:
+            return None
+    elif quantity == "microbatch":
+        batch = value * dp * training.accumulation(dp)
+        changed = replace(run, training=replace(training, microbatch=value, global_batch=batch))
+    elif isinstance(run.model, ModelSpec):
+        plan = replace(run.plan, stages=None)
+        changed = replace(run, model=replace(run.model, layers=value), plan=plan)
+    else:
+        return None
+    numbers = Numbers(
+        num_devices=run.cluster.world_size,
+        sequence=changed.training.sequence,
+        global_batch=changed.training.global_batch,
+        microbatch=changed.training.microbatch,
+    )
+    return None if check_plan(changed.model, changed.plan, numbers) else changed
+
+
+def _now(run: RunSpec, quantity: str) -> int:
+    if quantity not in QUANTITIES:
+        allowed = ", ".join(QUANTITIES)
+        problem = Problem(what="unknown quantity", where="--max", value=quantity, allowed=allowed)
+        raise InputError(problem)
+    model, training = run.model, run.training
+    fixed = not isinstance(model, ModelSpec) or model.image_sequence is not None
+    if fixed and quantity != "microbatch":
+        what = f"{model.name} has no {quantity} to change"
+        raise InputError(Problem(what=what, where="--max", value=quantity, allowed="microbatch"))
+    if run.plan.tree is not None and quantity == "layers":
+        what = "the expanded tree of the run names its layers"
+        raise InputError(Problem(what=what, where="--max", value=quantity, allowed="sequence"))
+    values = {
+        "sequence": training.sequence or 0,
+        "microbatch": training.microbatch,
+        "layers": model.layers,
+    }
+    return values[quantity]
+
+
+def _step(run: RunSpec, quantity: str) -> int:
+    plan = run.plan
+    if quantity == "sequence":
+        return max(SEQUENCE_STEP, 8 * plan.tp)
+    return plan.pp * plan.interleave if quantity == "layers" else 1

@@ -1,0 +1,40 @@
+"""Work of the host for a device: copies over PCIe and the optimizer on the CPU.
+
+    copy     alpha + bytes / (share of the slot)     pinned buffers, one direction
+    update   bytes / (host bandwidth / devices)      read and written by a vectorised Adam
+
+Constants in catalog/calibration/offload.toml. Explained in docs/explain/memory.md.
+"""
+
+from __future__ import annotations
+
+from foretrain.cost.answer import Answer
+from foretrain.cost.calibration import load
+from foretrain.hardware.cluster import Cluster
+from foretrain.program import CommEvent
+from foretrain.units import GB, US
+
+COLLECTIVES = ("host_copy", "host_update")
+
+
+def price(event: CommEvent, cluster: Cluster) -> Answer:
+    """Returns the seconds of a copy between host and device, or of an update on the host."""
+    values = load("offload")
+    if event.collective == "host_copy":
+        rate = float(values["copy_share"]) * cluster.device.pcie_bandwidth
+        alpha = float(values["copy_alpha_us"]) * US
+        text = f"copy over PCIe: bytes / {rate / GB:.1f} GB/s"
+    else:
+        rate = float(values["update_gb_s"]) * GB / cluster.devices_per_node
+        alpha = 0.0
+        text = f"optimizer on the host: bytes / {rate / GB:.1f} GB/s for each device"
+    seconds = alpha + event.bytes / rate
+    return Answer(
+        value_s=seconds * event.count,
+        latency_s=seconds * event.count,
+        factor=float(values["band"]),
+        kernels=1.0,
+        family="host",
+        provenance="guess",
+        formula=text,
+    )

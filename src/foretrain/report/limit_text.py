@@ -1,0 +1,65 @@
+"""The answer of `foretrain fit RUN --max`: how far, what it costs, and what ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrain.analysis.limits import Limit
+from foretrain.report.words import gib, moment_words, number, place, throughput
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.result import Result
+from foretrain.units import GIB, format_seconds
+
+WORDS = {"sequence": "tokens of sequence", "microbatch": "samples of micro-batch"}
+
+
+def render_limit(limit: Limit, run: RunSpec) -> str:
+    """Returns the text: the limit, its memory and speed, and what the next step would need."""
+    word = WORDS.get(limit.quantity, limit.quantity)
+    lines: list[str] = []
+    if limit.result is None or not limit.value:
+        lines.append(f"Not even {limit.step:,} {word} fit.")
+    else:
+        lines.append(f"Up to {limit.value:,} {word} fit (the run has {limit.now:,}).")
+        lines.append("  " + _memory(limit.result))
+        rate, unit = throughput(limit.result, run.cluster.world_size)
+        step = format_seconds(limit.result.step_time_s.value)
+        lines.append(f"  step {step}, {number(rate)} {unit}")
+    more = limit.value + limit.step
+    if limit.beyond is None:
+        lines.append(f"  {more:,} is not a valid run: the model or the plan ends there.")
+    else:
+        moment = moment_words(limit.beyond)
+        lines.append(f"  {more:,} does not: {_memory(limit.beyond)}, in {moment}.")
+    return "\n".join(lines) + "\n"
+
+
+def limit_json(limit: Limit) -> dict[str, Any]:
+    """Returns the JSON form, docs/reference/json.md."""
+    return {
+        "schema": 1,
+        "quantity": limit.quantity,
+        "now": limit.now,
+        "largest": limit.value,
+        "step": limit.step,
+        "fits": _form(limit.result) if limit.value else None,
+        "beyond": _form(limit.beyond),
+    }
+
+
+def _form(result: Result | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    memory = result.memory
+    return {
+        "step_time_s": result.step_time_s.value,
+        "device_used_gib": memory.device_used_bytes / GIB,
+        "usable_gib": memory.usable_bytes / GIB,
+        "moment": memory.moment,
+    }
+
+
+def _memory(result: Result) -> str:
+    memory = result.memory
+    used, usable = gib(memory.device_used_bytes), gib(memory.usable_bytes)
+    return f"{place(result, memory.worst_rank)} uses {used} of {usable}"

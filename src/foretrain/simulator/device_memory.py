@@ -1,0 +1,154 @@
+"""From live bytes to what a device has in use: three numbers that users see in three places.
+
+allocated   live tensors and workspaces   torch.cuda.max_memory_allocated
+reserved    what the allocator holds      torch.cuda.max_memory_reserved
+used        with context and NCCL         nvidia-smi, and what runs out
+
+See docs/explain/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretrain.hardware.device import Device
+from foretrain.mesh import Mesh
+from foretrain.program import CommEvent, Program, RankClass, Run
+from foretrain.simulator.memory import Peak
+from foretrain.simulator.result import MemoryResult
+from foretrain.stack import Stack
+from foretrain.units import GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What one rank of a class uses at its peak, in bytes; `parts` add up to `used`."""
+
+    parts: dict[str, float]
+    allocated: float
+    reserved: float
+
+    @property
+    def used(self) -> float:
+        """Returns what a monitoring tool shows of the device."""
+        return sum(self.parts.values())
+
+
+#: An allocator that meets the end of the device gives whole free blocks back up to this share.
+FULL_SHARE = 0.97
+
+
+def device_memory(
+    program: Program, index: int, peak: Peak, stack: Stack, usable: float
+) -> DeviceMemory:
+    """Returns the memory of a rank of class `index` whose live bytes are highest at `peak`.
+
+    Holes that fill the device are given back: what is left of them ends at `usable` bytes.
+    """
+    workspace = stack.workspace_gib * GIB
+    allocated = peak.total + workspace
+    holes = _holes(program, index, stack)
+    inside = {
+        **peak.parts,
+        "workspaces": workspace,
+        "fragmentation": _fragmentation(program, index, peak, stack),
+        "flat step buffers": 0.0 if peak.in_step else program.classes[index].flat_step_bytes,
+    }
+    outside = {
+        "communicators": stack.communicator_gib * GIB * process_groups(program.mesh),
+        "context": stack.context_gib * GIB,
+    }
+    room = FULL_SHARE * usable - sum(inside.values()) - sum(outside.values())
+    inside["fragmentation"] += min(holes, max(room, 0.0))
+    return DeviceMemory(
+        parts={part: value for part, value in {**inside, **outside}.items() if value},
+        allocated=allocated,
+        reserved=sum(inside.values()),
+    )
+
+
+def worst_memory(program: Program, memories: Sequence[DeviceMemory], peaks: Sequence[Peak],
+                 device: Device) -> MemoryResult:  # fmt: skip
+    """Returns the memory of the class that uses most."""
+    worst = max(range(len(memories)), key=lambda i: memories[i].used)
+    memory, rank_class = memories[worst], program.classes[worst]
+    return MemoryResult(
+        capacity_bytes=device.memory_bytes,
+        usable_bytes=device.memory_bytes,
+        peak_allocated_bytes=memory.allocated,
+        peak_reserved_bytes=memory.reserved,
+        device_used_bytes=memory.used,
+        worst_rank=rank_class.ranks[0],
+        moment=f"stage {rank_class.stage}, {peaks[worst].moment}",
+        parts_bytes=memory.parts,
+    )
+
+
+def _fragmentation(program: Program, index: int, peak: Peak, stack: Stack) -> float:
+    """Bytes that the allocator holds and no tensor uses.
+
+    A share of all live bytes, and a larger one of activations where those of several micro-batches
+    are born and die between each other.
+    """
+    share = stack.fragmentation
+    if "gathered weights" in peak.parts:  # buffers of units that differ in size come and go
+        share += stack.gather_slack
+    slack = (peak.total + stack.workspace_gib * GIB) * share
+    if _micro_batches_alive(program.classes[index]) < 2:
+        return slack
+    return slack + stack.pipeline_slack * peak.parts.get("activations", 0.0)
+
+
+def _holes(program: Program, index: int, stack: Stack) -> float:
+    """Bytes of the holes that gathered activations leave in the memory of the allocator.
+
+    The buffer of a layer is freed, the tensors that the layer keeps are put into it, and the next
+    layer needs a fresh one. Later micro-batches of a pipeline fill these holes.
+    """
+    rank_class = program.classes[index]
+    if not stack.gather_holes or _micro_batches_alive(rank_class) > 1:
+        return 0.0
+    return _gathered_bytes(program, rank_class)
+
+
+def _micro_batches_alive(rank_class: RankClass) -> int:
+    """The most forwards of one chunk that wait for their backward."""
+    alive = most = 0
+    for entry in rank_class.entries:
+        if isinstance(entry, Run) and entry.chunk == 0 and entry.slot in "FB":
+            starts = entry.slot == "F"
+            alive += 1 if starts else -1
+            most = max(most, alive)
+    return most
+
+
+def _gathered_bytes(program: Program, rank_class: RankClass) -> float:
+    """Bytes of all activations that the forward of one micro-batch gathers over tp."""
+    total = 0.0
+    for entry in rank_class.entries:
+        if isinstance(entry, Run) and entry.slot == "F" and entry.microbatch == 0:
+            for segment in entry.segments:
+                for item in program.segments[segment].items:
+                    event = program.events[item.event]
+                    gathers = isinstance(event, CommEvent) and event.collective == "all_gather"
+                    if gathers and item.category == "tp":
+                        total += event.bytes
+    return total
+
+
+def process_groups(mesh: Mesh) -> int:
+    """Returns the process groups a rank communicates in: one per axis, and the world."""
+    split = sum(size > 1 for size in mesh.sizes)
+    return split + 1 if split > 1 else split
+
+
+def host_used(program: Program, devices_per_node: int) -> float:
+    """Returns the bytes that the ranks of the fullest node keep in the memory of their host."""
+    nodes: dict[int, float] = {}
+    for rank_class in program.classes:
+        kept = sum(rank_class.host_bytes.values())
+        for rank in rank_class.ranks if kept else ():
+            node = rank // devices_per_node
+            nodes[node] = nodes.get(node, 0.0) + kept
+    return max(nodes.values(), default=0.0)
