@@ -1,4 +1,4 @@
-"""`foretrain validate runs FILE`: predicted against measured."""
+"""`foretrain validate runs|network FILE`: predicted against measured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import typer
 from foretrain.cli.output import check_target, emit, json_text, write_atomically
 from foretrain.errors import InputError, Problem
 
-KINDS = ("runs",)
+KINDS = ("runs", "network")
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="runs.", show_default=False)],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv or .csv.gz).")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="runs or network.", show_default=False)
+    ],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="Measured rows (.csv, .csv.gz; network also .parquet)."
+        ),
+    ],
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
@@ -52,6 +59,9 @@ def validate(
     check_target(json, "--json")
     check_target(report, "--report")
     check_target(write_baseline, "--write-baseline")
+    if kind == "network":
+        _network(Path(file), json)
+        return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
     from foretrain.validation.report import render, to_json
@@ -78,6 +88,20 @@ def validate(
         write_atomically(Path(write_baseline), json_text(reduced(result)))
     if json != "-":
         emit(render(result) if before is None else describe_change(result, before))
+
+
+def _network(file: Path, json: str | None) -> None:
+    """Collectives: every row of a table against its price."""
+    from foretrain.validation.network.compare import validate_network
+    from foretrain.validation.network.report import render, to_json
+
+    items = validate_network(file)
+    if json == "-":
+        emit(json_text(to_json(items)))
+        return
+    if json is not None:
+        write_atomically(Path(json), json_text(to_json(items)))
+    emit(render(items))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def read_rows(path: Path) -> list[MeasuredRun]:
 
 def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:
     """Yields line number and columns; FileFormatError when the file is no such table."""
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         names = reader.fieldnames
         if names is None or "id" not in names:
@@ -156,7 +156,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:
         raise FileFormatError(Problem(what=f"not a CSV file: {error}", where=where)) from None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Returns the text of a file, unpacked if it is gzip; FileFormatError when it is none."""
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
