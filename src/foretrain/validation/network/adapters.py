@@ -133,13 +133,10 @@ def _collection(line: Line, name: str) -> NetworkRow:
 
 def _dgx1_curves(line: Line, name: str) -> NetworkRow:
     row = _base(name, line["collective"], line["size_bytes"])
-    # the plot counts input bytes of a rank; nccl-tests the total input of a reduce-scatter
-    scale = 4.0 if row.collective == "reduce_scatter" else 1.0
     return replace(
         row,
         cluster="1x4 v100-sxm-16gb",
         gpus=4,
-        bytes=row.bytes * scale,
         time_us=_number(line["latency_us"]),
         source="digitised 4 x V100",
     )
@@ -188,11 +185,11 @@ def _pairwise(line: Line, name: str) -> NetworkRow:
     per_node, room = int(line["devices_per_node"]), int(line["max_devices_per_node"])
     nodes = max(1, workers // max(per_node, 1))
     if sku == "a100_dgx":
-        text = f"{nodes}x{room} a100-sxm-80gb" + (", 1x100G ethernet" if nodes > 1 else "")
-    elif sku in ("a100_pairwise_nvlink", "a40_pairwise_nvlink"):
-        device = "a100-pcie-80gb" if sku.startswith("a100") else "a40"
-        text = f"{nodes}x{room} {device}" + (", 1x100G ethernet" if nodes > 1 else "")
-        text += " [nvlink pairs]"
+        text = f"{nodes}x{room} a100-sxm-80gb" + (", 1x100G roce" if nodes > 1 else "")
+    elif sku == "a100_pairwise_nvlink":
+        text = f"{nodes}x{room} a100-pcie-80gb [nvlink pairs]"
+    elif sku == "a40_pairwise_nvlink":  # its transfers inside a node went over PCIe: 4.8 GB/s
+        text = f"{nodes}x{room} a40" + (", 1x100G roce [no p2p]" if nodes > 1 else " [no p2p]")
     else:
         return replace(row, reason=f"unknown machine {sku!r}")
     return replace(
@@ -230,12 +227,16 @@ def _links(line: Line, name: str) -> NetworkRow:
     """Broadcasts over one link: NVLink2 single and double, or between nodes."""
     row = _base(name, "broadcast", line["bytes"])
     link = line["nominal_link_GBps"]
-    if link in ("25", "50"):
-        cluster = f"1x2 v100-sxm-16gb [scaleup {link} GB/s]"
-    else:
-        cluster = "2x1 v100-sxm-16gb, 1x100G ib"
+    # on a DGX-1 one NVLink joins devices 0 and 1, two join 0 and 3
+    machines = {"25": ("1x8 v100-sxm-16gb", (0, 1)), "50": ("1x8 v100-sxm-16gb", (0, 3))}
+    cluster, ranks = machines.get(link, ("2x1 v100-sxm-16gb, 1x100G ib", (0, 1)))
     return replace(
-        row, cluster=cluster, gpus=2, time_us=_number(line["latency_us"]), source=f"link {link}"
+        row,
+        cluster=cluster,
+        gpus=2,
+        ranks=ranks,
+        time_us=_number(line["latency_us"]),
+        source=f"link {link}",
     )
 
 

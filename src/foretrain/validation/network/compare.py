@@ -75,7 +75,7 @@ def predict_row(row: NetworkRow) -> Outcome:
         cluster, model = _model(row.cluster, row.stack or DEFAULT_STACK)
     except InputError as error:
         return Outcome(row=row, reason="; ".join(str(problem) for problem in error.problems))
-    ranks = group_ranks(cluster, row.gpus)
+    ranks = row.ranks or group_ranks(cluster, row.gpus)
     if not ranks:
         reason = f"{row.gpus} ranks do not spread evenly over {cluster.text}"
         return Outcome(row=row, reason=reason)

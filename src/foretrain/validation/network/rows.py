@@ -20,7 +20,8 @@ from foretrain.validation.rows import read_text
 class NetworkRow:
     """One measured collective; `bytes` as nccl-tests prints it.
 
-    `gpus` ranks spread evenly over the nodes of `cluster` (the cluster grammar). `source` tells
+    `gpus` ranks spread evenly over the nodes of `cluster` (the cluster grammar), or are `ranks`
+    where a table names them. `source` tells
     systems of equal hardware apart. `time_us` is the measurement and reaches no prediction.
     `reason` says why a row cannot be predicted, empty when it can.
     """
@@ -28,6 +29,7 @@ class NetworkRow:
     id: str
     cluster: str = ""
     gpus: int = 0
+    ranks: tuple[int, ...] = ()
     collective: str = ""
     bytes: float = 0.0
     dtype: str = ""
