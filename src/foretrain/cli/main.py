@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretrain.cli import options as opt
+from foretrain.cli.calibrate_command import calibrate
 from foretrain.cli.fit_command import fit
 from foretrain.cli.output import Finished, complain
 from foretrain.cli.validate_command import validate
@@ -53,6 +54,7 @@ def predict(
     plain: opt.Plain = False,
     strict: opt.Strict = False,
     tokens: opt.Tokens = None,
+    calibration: opt.Calibration = None,
     model: opt.Model = None,
     cluster: opt.Cluster = None,
     stack: opt.Stack = None,
@@ -102,6 +104,7 @@ def predict(
         plain=plain,
         strict=strict,
         tokens=tokens,
+        calibration=calibration,
     )
 
 
@@ -145,6 +148,7 @@ def catalog(
 
 app.command()(validate)
 app.command()(fit)
+app.command()(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -50,6 +50,10 @@ def validate(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows.")
     ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", metavar="FILE", help="Measured curves (network)."),
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
 ) -> None:
     """Compare predictions with measured training runs: errors by family, device and scale."""
@@ -60,7 +64,7 @@ def validate(
     check_target(report, "--report")
     check_target(write_baseline, "--write-baseline")
     if kind == "network":
-        _network(Path(file), json)
+        _network(Path(file), json, calibration)
         return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
@@ -90,12 +94,14 @@ def validate(
         emit(render(result) if before is None else describe_change(result, before))
 
 
-def _network(file: Path, json: str | None) -> None:
+def _network(file: Path, json: str | None, calibration: str | None) -> None:
     """Collectives: every row of a table against its price."""
+    from foretrain.cost.user_calibration import read_calibration
     from foretrain.validation.network.compare import validate_network
     from foretrain.validation.network.report import render, to_json
 
-    items = validate_network(file)
+    curves = () if calibration is None else read_calibration(Path(calibration)).curves
+    items = validate_network(file, curves)
     if json == "-":
         emit(json_text(to_json(items)))
         return

@@ -51,8 +51,8 @@ class Cluster:
     scale-up links of one device. `nvl_domain` is the number of consecutive devices that one
     scale-up network joins. `extra_latency_s` is added to every message between nodes.
     `oversubscription` 2 means that the fabric carries half of what the NICs can send. `notes` lists
-    what was assumed. One node has fabric "none" and no NICs, unless stated. `topology` holds the links
-    between the devices of a node where they are not all alike.
+    what was assumed. One node has fabric "none" and no NICs, unless stated. `topology` holds the
+    links between the devices of a node where they are not all alike.
     """
 
     name: str

@@ -3,8 +3,8 @@
     NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]
 
 RATE in Gb/s per NIC and direction. Options stand in brackets: latency 50ms, nvl 72, nvlink pairs,
-no p2p, oversubscribed 2:1, scaleup 200 GB/s, topology FILE (output of `nvidia-smi topo -m`); several in one pair of brackets are separated by
-commas.
+no p2p, oversubscribed 2:1, scaleup 200 GB/s, topology FILE (the output of `nvidia-smi topo -m`);
+several in one pair of brackets are separated by commas.
 """
 
 from __future__ import annotations

@@ -53,22 +53,29 @@ class GroupCost:
     def seconds(self, num_bytes: float) -> float:
         """Returns the time of one collective."""
         if self.measured is not None:
-            return float(self.measured.seconds(np.array([num_bytes]))[0])
+            return float(self.many(np.array([num_bytes]))[0])
         return max((curve.seconds(num_bytes, factor) for curve, factor in self.parts), default=0.0)
 
     def many(self, num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the times of many sizes at once."""
-        if self.measured is not None:
-            return self.measured.seconds(num_bytes)
+        if self.measured is None:
+            return self._modelled(num_bytes)
+        times = self.measured.seconds(num_bytes)
+        below = num_bytes < self.measured.smallest
+        if self.measured.plateau or not below.any():
+            return times
+        edge = np.array([self.measured.smallest])
+        ratio = float(self.measured.seconds(edge)[0]) / float(self._modelled(edge)[0])
+        return np.where(below, ratio * self._modelled(num_bytes), times)
+
+    def _modelled(self, num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         times = np.zeros_like(num_bytes)
         for curve, factor in self.parts:
             times = np.maximum(times, curve.many(num_bytes, factor))
         return times
 
 
-def price(
-    event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve] = ()
-) -> Answer:
+def price(event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve] = ()) -> Answer:
     """Returns the time of `event.count` collectives of one group."""
     cost = group_cost(event.collective, event.ranks, cluster, sharers=event.sharers, curves=curves)
     seconds = cost.seconds(event.bytes)
@@ -87,6 +94,16 @@ def price(
         formula=cost.text if count == 1 else f"{count} x {cost.text}",
         link=cost.link,
     )
+
+
+def measured_curve(
+    event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve]
+) -> MeasuredCurve | None:
+    """Returns the measured curve that prices an event, None where the model does."""
+    if not curves or len(event.ranks) <= 1:
+        return None
+    layout = cluster.layout(event.ranks)
+    return find_curve(curves, event.collective, layout, cluster, event.sharers)
 
 
 def collective_seconds(

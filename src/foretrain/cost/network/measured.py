@@ -27,7 +27,9 @@ class MeasuredCurve:
 
     `sigmoid` is (L, k, x0, b) of log10 of the bus bandwidth in GB/s, empty where no size lies
     between m1 and m2. `smallest` and `largest` bound the measured sizes; `mean_error` and
-    `max_error` are those of the fit on its own data.
+    `max_error` are those of the fit on its own data. `plateau`: messages so small that only latency
+    counts were among the samples; without them latency is not known (0), and sizes below the
+    smallest follow the model, scaled to meet the curve.
     """
 
     device: str
@@ -36,6 +38,7 @@ class MeasuredCurve:
     fabric: str
     collective: str
     latency_s: float
+    plateau: bool
     m1: float
     m2: float
     bandwidth: float
@@ -54,9 +57,10 @@ class MeasuredCurve:
     @property
     def text(self) -> str:
         """Returns what the curve is, for reports."""
+        alpha = f"alpha {self.latency_s / US:.1f} us, " if self.plateau else ""
         return (
-            f"measured curve ({self.source}), {self.smallest:.3g} to {self.largest:.3g} B, alpha "
-            f"{self.latency_s / US:.1f} us, B {self.bandwidth / GB:.1f} GB/s"
+            f"measured curve ({self.source}), {self.smallest:.3g} to {self.largest:.3g} B, {alpha}"
+            f"B {self.bandwidth / GB:.1f} GB/s"
         )
 
     def covers(self, num_bytes: float) -> bool:
@@ -70,7 +74,9 @@ class MeasuredCurve:
         times = np.where(size <= self.m1, self.latency_s, self.latency_s + moved / self.bandwidth)
         if self.sigmoid:
             between = (size > self.m1) & (size < self.m2)
-            times[between] = moved[between] / bus_bandwidth(size[between], self.sigmoid)
+            middle = moved[between] / bus_bandwidth(size[between], self.sigmoid)
+            end = self.latency_s + self.m2 * self.factor / self.bandwidth
+            times[between] = np.minimum(middle, end)
         return np.maximum(times, self.latency_s)
 
 
@@ -115,6 +121,7 @@ def curve_to_table(curve: MeasuredCurve) -> dict[str, Any]:
         "ranks": curve.ranks,
         "fabric": curve.fabric,
         "collective": curve.collective,
+        "plateau": curve.plateau,
         "latency_us": curve.latency_s / US,
         "m1_bytes": curve.m1,
         "m2_bytes": curve.m2,
@@ -137,6 +144,7 @@ def curve_from_table(entry: Mapping[str, Any]) -> MeasuredCurve:
         fabric=str(entry["fabric"]),
         collective=str(entry["collective"]),
         latency_s=float(entry["latency_us"]) * US,
+        plateau=bool(entry["plateau"]),
         m1=float(entry["m1_bytes"]),
         m2=float(entry["m2_bytes"]),
         bandwidth=float(entry["bandwidth_gb_s"]) * GB,

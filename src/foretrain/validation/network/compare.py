@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from foretrain.cost.model import CostModel, build_cost_model
+from foretrain.cost.network.measured import MeasuredCurve
 from foretrain.errors import InputError
 from foretrain.hardware import Cluster, parse_cluster
 from foretrain.program import CommEvent
@@ -58,21 +59,23 @@ class Outcome:
         return self.value_s / (measured * US)
 
 
-def validate_network(path: Path) -> list[Outcome]:
+def validate_network(path: Path, curves: Sequence[MeasuredCurve] = ()) -> list[Outcome]:
     """Returns the prediction of every row of a table of measured collectives.
+
+    `curves` of a calibration file win over the model where they were measured on such a group.
 
     Raises:
         FileFormatError: the table is not readable or of no known layout.
     """
-    return [predict_row(row) for row in read_network_rows(path)]
+    return [predict_row(row, tuple(curves)) for row in read_network_rows(path)]
 
 
-def predict_row(row: NetworkRow) -> Outcome:
+def predict_row(row: NetworkRow, curves: tuple[MeasuredCurve, ...] = ()) -> Outcome:
     """Returns the prediction of one row; what it cannot predict says why."""
     if row.reason:
         return Outcome(row=row, reason=row.reason)
     try:
-        cluster, model = _model(row.cluster, row.stack or DEFAULT_STACK)
+        cluster, model = _model(row.cluster, row.stack or DEFAULT_STACK, curves)
     except InputError as error:
         return Outcome(row=row, reason="; ".join(str(problem) for problem in error.problems))
     ranks = row.ranks or group_ranks(cluster, row.gpus)
@@ -97,9 +100,9 @@ def predict_row(row: NetworkRow) -> Outcome:
 
 
 @lru_cache(maxsize=256)
-def _model(text: str, stack: str) -> tuple[Cluster, CostModel]:
+def _model(text: str, stack: str, curves: tuple[MeasuredCurve, ...]) -> tuple[Cluster, CostModel]:
     cluster = parse_cluster(text)
-    return cluster, build_cost_model(cluster, load_stack(stack))
+    return cluster, build_cost_model(cluster, load_stack(stack), curves=curves)
 
 
 def group_ranks(cluster: Cluster, gpus: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from foretrain.errors import FileFormatError, Problem
 from foretrain.validation.rows import read_text
@@ -72,10 +72,10 @@ def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
             )
         ) from None
     try:
-        table: Any = parquet.read_table(path)  # pyright: ignore
+        table = cast("Any", parquet).read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
         raise FileFormatError(Problem(what=f"cannot read: {error}", where=str(path))) from None
-    names: list[str] = [str(name) for name in table.column_names]
+    names: list[str] = list(table.column_names)
     columns: list[list[Any]] = [table.column(name).to_pylist() for name in names]
     for number, values in enumerate(zip(*columns, strict=True), start=1):
         yield number, {k: "" if v is None else str(v) for k, v in zip(names, values, strict=True)}
