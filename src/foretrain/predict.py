@@ -9,6 +9,7 @@ from foretrain.compiler.lower import Job, compile_program
 from foretrain.cost.adjust import Adjustments, adjust_prices
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
+from foretrain.cost.user_calibration import UserCalibration
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
@@ -81,16 +82,18 @@ def predict(
     strict: bool = False,
     timeline: bool = False,
     adjust: Adjustments | None = None,
+    calibration: UserCalibration | None = None,
 ) -> Result:
     """Returns the prediction of a run.
 
     `flat` simulates every rank; `plain` leaves out overlap slowdown and link sharing; `strict`
     refuses operators without a cost model; `timeline` fills Result.timeline; `adjust` scales
-    constants of the cost model.
+    constants of the cost model; what `calibration` has measured wins over them.
     """
     started = perf_counter()
     compiled = compile_run(run)
-    model = build_cost_model(run.cluster, run.stack)
+    calibration = calibration or UserCalibration()
+    model = build_cost_model(run.cluster, run.stack, curves=calibration.curves)
     adjust = adjust or Adjustments()
     prices = adjust_prices(model.price(compiled.program.events), adjust)
     warnings = _unmodelled(model, compiled.program, prices, strict=strict)
@@ -104,11 +107,22 @@ def predict(
         assumptions=(
             *result.assumptions,
             *(f"constant of the cost model adjusted: {word}" for word in adjust.words()),
+            *_calibrated(calibration, compiled.program, model),
         ),
         warnings=(*run.warnings, *warnings),
         mode="flat" if flat else "hierarchical",
         simulation_s=perf_counter() - started,
     )
+
+
+def _calibrated(
+    calibration: UserCalibration, program: Program, model: CostModel
+) -> tuple[str, ...]:
+    """Says what a calibration file decided, and how far its curves were stretched."""
+    if not calibration.path:
+        return ()
+    lines = [f"calibration {calibration.path}: {line}" for line in model.calibrated(program.events)]
+    return tuple(lines) or (f"calibration {calibration.path}: no group of this run was measured",)
 
 
 def _unmodelled(

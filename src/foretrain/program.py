@@ -66,8 +66,9 @@ class CommEvent:
 
     `bytes` as nccl-tests prints it: all-reduce buffer per rank, all-gather total output,
     reduce-scatter total input, all-to-all buffer of one rank, send_recv message. `ranks` is a
-    representative group. `sharers` counts the sibling groups that use the NICs of one node at the
-    same time (this one included). `count` collectives run back to back.
+    representative group. `sharers` counts the sibling groups that work on one node at the same time
+    (this one included): they share its NICs, and the links between its devices where they meet.
+    `count` collectives run back to back.
     """
 
     collective: Collective

@@ -25,6 +25,7 @@ def run_predict(
     strict: bool,
     with_baselines: bool = False,
     tokens: str | None = None,
+    calibration: str | None = None,
 ) -> None:
     """Predicts one run, prints the report, writes the files; exit code 2 when it does not fit."""
     check_target(json_file, "--json")
@@ -34,13 +35,21 @@ def run_predict(
     run = load_run(run_file, overrides=overrides, flags=flags)
     from foretrain.analysis.cost_of_run import cost_of_run, token_budget
     from foretrain.analysis.levers import find_levers
+    from foretrain.cost.user_calibration import read_calibration
     from foretrain.predict import predict
     from foretrain.report.json_form import to_json
     from foretrain.report.text import render
     from foretrain.report.tokens import token_json, token_lines
 
     budget = None if tokens is None else token_budget(tokens, run)
-    result = predict(run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None)
+    result = predict(
+        run,
+        flat=flat,
+        plain=plain,
+        strict=strict,
+        timeline=trace_file is not None,
+        calibration=None if calibration is None else read_calibration(Path(calibration)),
+    )
     cost = None if budget is None else cost_of_run(result, run, budget)
     lines = [] if cost is None else list(token_lines(cost, run))
     more = {} if cost is None else {"token_budget": token_json(cost)}

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretrain.cli import options as opt
+from foretrain.cli.calibrate_command import calibrate
 from foretrain.cli.fit_command import fit
 from foretrain.cli.output import Finished, complain
 from foretrain.cli.validate_command import validate
@@ -54,6 +55,7 @@ def predict(
     baselines: opt.Baselines = False,
     strict: opt.Strict = False,
     tokens: opt.Tokens = None,
+    calibration: opt.Calibration = None,
     model: opt.Model = None,
     cluster: opt.Cluster = None,
     stack: opt.Stack = None,
@@ -104,6 +106,7 @@ def predict(
         with_baselines=baselines,
         strict=strict,
         tokens=tokens,
+        calibration=calibration,
     )
 
 
@@ -147,6 +150,7 @@ def catalog(
 
 app.command()(validate)
 app.command()(fit)
+app.command()(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

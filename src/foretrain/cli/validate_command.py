@@ -1,4 +1,4 @@
-"""`foretrain validate runs|ops FILE`: predicted against measured."""
+"""`foretrain validate runs|ops|network FILE`: predicted against measured."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import typer
 from foretrain.cli.output import check_target, emit, json_text, write_atomically
 from foretrain.errors import InputError, Problem
 
-KINDS = ("runs", "ops")
+KINDS = ("runs", "ops", "network")
 PARTS = ("all", "fitted", "left-out")
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="runs or ops.", show_default=False)],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv, .csv.gz; ops: .parquet).")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="runs, ops or network.", show_default=False)
+    ],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="Measured rows (.csv, .csv.gz; ops and network also .parquet)."
+        ),
+    ],
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
@@ -47,6 +54,10 @@ def validate(
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Simpler models on the same rows, as papers do.")
     ] = False,
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", metavar="FILE", help="Measured curves (network)."),
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
     part: Annotated[
         str,
@@ -62,6 +73,9 @@ def validate(
     check_target(write_baseline, "--write-baseline")
     if kind == "ops":
         _ops(Path(file), json, part, limit)
+        return
+    if kind == "network":
+        _network(Path(file), json, calibration)
         return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
@@ -113,6 +127,22 @@ def _ops(file: Path, json: str | None, part: str, limit: int | None) -> None:
     if json is not None:
         write_atomically(Path(json), json_text(to_json(results)))
     emit(render(results))
+
+
+def _network(file: Path, json: str | None, calibration: str | None) -> None:
+    """Collectives: every row of a table against its price."""
+    from foretrain.cost.user_calibration import read_calibration
+    from foretrain.validation.network.compare import validate_network
+    from foretrain.validation.network.report import render, to_json
+
+    curves = () if calibration is None else read_calibration(Path(calibration)).curves
+    items = validate_network(file, curves)
+    if json == "-":
+        emit(json_text(to_json(items)))
+        return
+    if json is not None:
+        write_atomically(Path(json), json_text(to_json(items)))
+    emit(render(items))
 
 
 def _listed(path: str | None) -> tuple[str, ...]:

@@ -53,8 +53,6 @@ class Groups:
         """
         node = ranks[0] // self.devices_per_node
         here = sum(1 for rank in ranks if rank // self.devices_per_node == node)
-        if here == len(ranks):
-            return 1
         return max(1, min(self.devices_per_node, self.mesh.world_size) // max(1, here))
 
     def event(

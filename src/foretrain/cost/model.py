@@ -24,6 +24,7 @@ from foretrain.cost.compute import (
 from foretrain.cost.host import host_seconds
 from foretrain.cost.machine import Machine
 from foretrain.cost.network import collectives
+from foretrain.cost.network.measured import MeasuredCurve
 from foretrain.cost.overlap import overlap
 from foretrain.cost.prices import Prices
 from foretrain.hardware.cluster import Cluster
@@ -47,8 +48,16 @@ PROVIDERS: dict[str, Provider] = {
 class CostModel:
     """Prices events; what has been priced once is remembered."""
 
-    def __init__(self, cluster: Cluster, stack: Stack, *, warm: bool = True) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        stack: Stack,
+        *,
+        warm: bool = True,
+        curves: Sequence[MeasuredCurve] = (),
+    ) -> None:
         self.cluster = cluster
+        self.curves = tuple(curves)
         self.stack = stack
         self._machine = Machine(device=cluster.device, stack=stack, warm=warm)
         self._known: dict[Event, Answer] = {}
@@ -93,15 +102,32 @@ class CostModel:
             if isinstance(event, ComputeEvent) and provider(event.op) is roofline.price
         )
 
+    def calibrated(self, events: Sequence[Event]) -> list[str]:
+        """Returns one line per measured curve in use: its source, and sizes beyond it."""
+        used: dict[str, list[float]] = {}
+        for event in events:
+            if isinstance(event, CommEvent):
+                curve = collectives.measured_curve(event, self.cluster, self.curves)
+                if curve is not None:
+                    beyond = used.setdefault(f"{event.collective} x{curve.ranks}: {curve.text}", [])
+                    beyond += [] if curve.covers(event.bytes) else [event.bytes]
+        return [
+            f"{text}; extrapolated to {', '.join(f'{size:.3g} B' for size in sorted(set(beyond)))}"
+            if beyond
+            else text
+            for text, beyond in used.items()
+        ]
+
     def _learn(self, events: Sequence[Event]) -> None:
         groups: dict[Provider, list[ComputeEvent]] = {}
         for event in dict.fromkeys(events):
             if event in self._known:
                 continue
             if isinstance(event, CommEvent):
-                host = event.collective in offload.COLLECTIVES
-                price = offload.price if host else collectives.price
-                self._known[event] = price(event, self.cluster)
+                if event.collective in offload.COLLECTIVES:
+                    self._known[event] = offload.price(event, self.cluster)
+                else:
+                    self._known[event] = collectives.price(event, self.cluster, self.curves)
             else:
                 groups.setdefault(provider(event.op), []).append(event)
         for provide, group in groups.items():
@@ -111,14 +137,17 @@ class CostModel:
             self._known.update(zip(group, answers, strict=True))
 
 
-def build_cost_model(cluster: Cluster, stack: Stack, *, warm: bool = True) -> CostModel:
+def build_cost_model(
+    cluster: Cluster, stack: Stack, *, warm: bool = True, curves: Sequence[MeasuredCurve] = ()
+) -> CostModel:
     """Returns the cost model of `cluster` with the kernels and host costs of `stack`.
 
     `warm` prices operators as they run within a step: with operands that are partly resident in
     L2, and a few per cent slower than alone (step.toml). Switch it off to compare with tables of
-    isolated operators, which are measured with cold caches.
+    isolated operators, which are measured with cold caches. `curves` were measured on such a
+    cluster and win over the model.
     """
-    return CostModel(cluster, stack, warm=warm)
+    return CostModel(cluster, stack, warm=warm, curves=curves)
 
 
 def provider(op: str) -> Provider:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foretrain.errors import Problem
 from foretrain.hardware.cluster import Cluster, exact, island_size, plain, usual_domain
 from foretrain.hardware.device import Device, Scaleup
+from foretrain.hardware.topology import Topology, usual_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class ClusterRequest:
     p2p: bool | None = None
     oversubscription: float = 1.0
     host_memory_bytes: float | None = None
+    topology: Topology | None = None
 
 
 def build_cluster(request: ClusterRequest, *, name: str = "") -> tuple[Cluster, list[Problem]]:
@@ -34,6 +36,9 @@ def build_cluster(request: ClusterRequest, *, name: str = "") -> tuple[Cluster, 
     notes: list[str] = []
     nics, nic_bandwidth, fabric = _network(request, notes)
     scaleup = _scaleup(request, notes)
+    topology = request.topology
+    if topology is None and scaleup == "mesh":
+        topology = usual_topology(device.name, request.devices_per_node)
     domain = request.nvl_domain or usual_domain(device, request.devices_per_node)
     if scaleup in ("none", "pairs"):
         domain = island_size(scaleup, domain)
@@ -53,6 +58,7 @@ def build_cluster(request: ClusterRequest, *, name: str = "") -> tuple[Cluster, 
         p2p=usual.p2p if request.p2p is None else request.p2p,
         oversubscription=request.oversubscription,
         host_memory_bytes=request.host_memory_bytes,
+        topology=topology,
         notes=tuple(notes),
     )
     return cluster, _problems(request, scaleup)
@@ -93,12 +99,25 @@ def _scaleup(request: ClusterRequest, notes: list[str]) -> Scaleup:
     device = request.device
     if request.scaleup is not None:
         return request.scaleup
+    if request.topology is not None:
+        return _drawn_scaleup(request.topology, device)
     bridged = device.scaleup_link != "none" and device.node.scaleup == "none"
     if bridged and request.devices_per_node > 1:
         notes.append(
             f"{device.name} can be bridged in pairs; no bridge assumed (write [nvlink pairs])"
         )
     return device.node.scaleup
+
+
+def _drawn_scaleup(topology: Topology, device: Device) -> Scaleup:
+    """The scale-up network that a matrix of links shows."""
+    size = range(topology.devices)
+    partners = [[b for b in size if topology.nvlinks(a, b)] for a in size]
+    if not any(partners):
+        return "none"
+    if all(len(found) == topology.devices - 1 for found in partners):
+        return device.node.scaleup if device.node.scaleup in ("nvswitch", "mesh") else "mesh"
+    return "pairs" if all(found == [a ^ 1] for a, found in enumerate(partners)) else "mesh"
 
 
 def _problems(request: ClusterRequest, scaleup: Scaleup) -> list[Problem]:
@@ -132,4 +151,13 @@ def _problems(request: ClusterRequest, scaleup: Scaleup) -> list[Problem]:
         )
     if domain and scaleup == "pairs" and domain != 2:
         problems.append(Problem(what="bridged pairs join 2 devices", value=f"nvl {domain}"))
+    topology = request.topology
+    if topology is not None and topology.devices != per_node:
+        problems.append(
+            Problem(
+                what="the topology is of another node",
+                value=f"{topology.name}: {topology.devices} devices",
+                allowed=f"{per_node} devices per node",
+            )
+        )
     return problems

@@ -18,6 +18,7 @@ from foretrain.hardware.device import FABRICS, SCALEUP, SOURCE_KINDS, Device, de
 from foretrain.hardware.fields import Fields, read_toml_file
 from foretrain.hardware.grammar import EXAMPLE, GRAMMAR, parse_cluster
 from foretrain.hardware.names import find_device
+from foretrain.hardware.topology import read_topology
 
 _STARTS_WITH_COUNT = re.compile(r"\d+\s*[x×*\s]", re.IGNORECASE)
 _SHAPED = re.compile(r"\d+\s*[x×*]\s*\d+\s", re.IGNORECASE)
@@ -157,6 +158,7 @@ _KEYS = (
     "latency_us",
     "p2p",
     "oversubscription",
+    "topology",
 )
 
 
@@ -177,6 +179,12 @@ def _from_keys(fields: Fields, folder: Path | None) -> Cluster | None:
         stated["p2p"] = fields.flag("p2p", default=True)
     stated["extra_latency_s"] = fields.number("latency_us", default=0.0) * 1e-6
     stated["oversubscription"] = fields.number("oversubscription", default=1.0, least=1.0)
+    if fields.has("topology"):  # beside this file
+        try:
+            path = (folder or Path()) / fields.text("topology")
+            stated["topology"] = read_topology(path)
+        except FileFormatError as error:
+            fields.problems.extend(error.problems)
     nodes, per_node = fields.count("nodes"), fields.count("devices_per_node")
     device = _device(fields, folder)
     fields.refuse_unknown(("cluster", *_KEYS))

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from foretrain.errors import InputError, Problem
 from foretrain.hardware.device import Device, Scaleup
+from foretrain.hardware.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ class Cluster:
     scale-up links of one device. `nvl_domain` is the number of consecutive devices that one
     scale-up network joins. `extra_latency_s` is added to every message between nodes.
     `oversubscription` 2 means that the fabric carries half of what the NICs can send. `notes` lists
-    what was assumed. One node has fabric "none" and no NICs, unless stated.
+    what was assumed. One node has fabric "none" and no NICs, unless stated. `topology` holds the
+    links between the devices of a node where they are not all alike.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Cluster:
     p2p: bool = True
     oversubscription: float = 1.0
     host_memory_bytes: float | None = None
+    topology: Topology | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -166,9 +169,10 @@ def _text(cluster: Cluster) -> str:
 def _options(cluster: Cluster) -> list[str]:
     """Returns the options that differ from what the grammar assumes for the device."""
     device, options = cluster.device, list[str]()
-    if cluster.scaleup != device.node.scaleup:
+    drawn = cluster.topology is not None and bool(cluster.topology.origin)
+    if cluster.scaleup != device.node.scaleup and not drawn:
         options.append(f"nvlink {cluster.scaleup}")
-    if cluster.scaleup in ("nvswitch", "mesh"):
+    if cluster.scaleup in ("nvswitch", "mesh") and not drawn:
         usual = usual_domain(device, cluster.devices_per_node)
         if cluster.nvl_domain != usual:
             options.append(f"nvl {cluster.nvl_domain}")
@@ -182,6 +186,8 @@ def _options(cluster: Cluster) -> list[str]:
         options.append(f"oversubscribed {plain(exact(cluster.oversubscription))}:1")
     if cluster.p2p != device.node.p2p:
         options.append("p2p" if cluster.p2p else "no p2p")
+    if cluster.topology is not None and cluster.topology.origin:
+        options.append(f"topology {cluster.topology.origin}")
     return options
 
 

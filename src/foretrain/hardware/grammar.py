@@ -3,8 +3,8 @@
     NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]
 
 RATE in Gb/s per NIC and direction. Options stand in brackets: latency 50ms, nvl 72, nvlink pairs,
-no p2p, oversubscribed 2:1, scaleup 200 GB/s; several in one pair of brackets are separated by
-commas.
+no p2p, oversubscribed 2:1, scaleup 200 GB/s, topology FILE (the output of `nvidia-smi topo -m`);
+several in one pair of brackets are separated by commas.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from foretrain.hardware.device import FABRICS, SCALEUP, Device, device_from_mapp
 from foretrain.hardware.fabrics import fabric_name
 from foretrain.hardware.fields import read_toml_file
 from foretrain.hardware.names import find_device
+from foretrain.hardware.topology import read_topology
 
 GRAMMAR = "NODESxDEVICES DEVICE[, NICSxRATEG FABRIC] [options]"
 EXAMPLE = "8x8 h100-sxm, 8x400G ib"
@@ -36,7 +37,8 @@ _NETWORK = re.compile(rf"(?:{_COUNT}{_TIMES})?{_NUMBER}\s*([a-z/]+)(?:\s+(\S.*))
 _RATE_UNITS = ("g", "gb", "gb/s", "gbps", "gbit", "gbit/s", "gbits", "gbits/s")
 _OPTIONS = (
     "[latency 50ms], [nvl 72], [nvlink pairs|mesh|nvswitch|none], [p2p], [no p2p], "
-    "[oversubscribed 2:1], [scaleup 200 GB/s], [host 1024 GiB]"
+    "[oversubscribed 2:1], [scaleup 200 GB/s], [host 1024 GiB], "
+    "[topology FILE]"
 )
 _WORD_OPTIONS: dict[str, tuple[str, object]] = {
     **{f"nvlink {kind}": ("scaleup", kind) for kind in SCALEUP},
@@ -230,5 +232,10 @@ def _read_option(parser: _Parser, option: str) -> None:
         unit = {"gib": 2**30, "gb": 10**9, "tib": 2**40, "tb": 10**12}[match[2]]
         size = parser.above_zero(float(match[1]) * unit, option)
         parser.set("host_memory_bytes", size, option)
+    elif match := re.fullmatch(r"(?i:topology)\s+(\S.*)", option):
+        try:
+            parser.set("topology", read_topology(Path(match[1])), option)
+        except FileFormatError as error:
+            parser.problems.extend(error.problems)
     else:
         parser.problem("unknown option", option, allowed=_OPTIONS)

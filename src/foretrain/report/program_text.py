@@ -58,7 +58,7 @@ def event_text(event: Event) -> str:
         work = f"{format_count(event.flops)}FLOP, {format_count(event.bytes)}B"
         return f"{event.op} {event.direction} {event.dtype}  {shape}  ({work})"
     more = f" x {event.count}" if event.count != 1 else ""
-    shared = f", {event.sharers} groups share the NICs" if event.sharers > 1 else ""
+    shared = f", one of {event.sharers} groups of the node" if event.sharers > 1 else ""
     ranks = f"ranks {rank_ranges(event.ranks)}"
     return f"{event.collective} {format_count(event.bytes)}B {event.dtype}{more}  {ranks}{shared}"
 

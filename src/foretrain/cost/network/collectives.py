@@ -6,18 +6,18 @@ smaller: sharing a link slows bytes, not latency. Explained in docs/explain/netw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import load
 from foretrain.cost.network.curve import bus_factor
-from foretrain.cost.network.fabric import (
-    Span,
-    all_to_all_seconds,
-    fabric_curve,
-    send_seconds,
-)
+from foretrain.cost.network.fabric import Part, Span, fabric_parts
+from foretrain.cost.network.measured import MeasuredCurve, find_curve
 from foretrain.cost.network.node import node_curve
 from foretrain.hardware.cluster import Cluster, GroupLayout
 from foretrain.program import CommEvent
@@ -27,75 +27,206 @@ _LARGE = 32 * MIB
 _MID = 1 * MIB
 
 
-def price(event: CommEvent, cluster: Cluster) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCost:
+    """What a collective of one group costs by size: the largest of `parts`, or a measured curve.
+
+    `link` is the bottleneck (scaleup, pcie, nic), `row` how well the constants are known
+    (intervals.toml), `mark` their provenance, `spread` widens the band over many nodes.
+    """
+
+    parts: tuple[Part, ...]
+    link: str
+    row: str
+    mark: str
+    text: str
+    spread: float = 1.0
+    measured: MeasuredCurve | None = None
+
+    @property
+    def alpha_s(self) -> float:
+        """Returns the time of a tiny message."""
+        if self.measured is not None:
+            return self.measured.latency_s
+        return max((curve.alpha_s for curve, _ in self.parts), default=0.0)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Returns the time of one collective."""
+        if self.measured is not None:
+            return float(self.many(np.array([num_bytes]))[0])
+        return max((curve.seconds(num_bytes, factor) for curve, factor in self.parts), default=0.0)
+
+    def many(self, num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the times of many sizes at once."""
+        if self.measured is None:
+            return self._modelled(num_bytes)
+        times = self.measured.seconds(num_bytes)
+        below = num_bytes < self.measured.smallest
+        if self.measured.plateau or not below.any():
+            return times
+        edge = np.array([self.measured.smallest])
+        ratio = float(self.measured.seconds(edge)[0]) / float(self._modelled(edge)[0])
+        return np.where(below, ratio * self._modelled(num_bytes), times)
+
+    def _modelled(self, num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        times = np.zeros_like(num_bytes)
+        for curve, factor in self.parts:
+            times = np.maximum(times, curve.many(num_bytes, factor))
+        return times
+
+
+def price(event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve] = ()) -> Answer:
     """Returns the time of `event.count` collectives of one group."""
-    num_ranks = len(event.ranks)
-    if num_ranks <= 1:
-        return _answer(event, 0.0, 0.0, link="", row="measured", mark="spec", text="one rank")
-    layout = cluster.layout(event.ranks)
-    if layout.inside_node or layout.inside_scaleup_domain:
-        node = node_curve(cluster, event.collective, event.ranks)
-        seconds = node.curve.seconds(event.bytes, bus_factor(event.collective, num_ranks))
-        text = (
-            f"{event.collective} x{num_ranks} in a node: S f/B (1+(S0/S)^p), "
-            f"alpha {node.curve.alpha_s / US:.1f} us, B {node.curve.bandwidth / GB:.0f} GB/s"
-        )
-        return _answer(
-            event,
-            seconds,
-            node.curve.alpha_s,
-            link=node.link,
-            row=node.constants.row,
-            mark=node.constants.provenance,
-            text=text,
-        )
-    return _over_nodes(event, cluster, layout)
-
-
-def _over_nodes(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Answer:
-    fabric = _fabric(cluster)
-    span = _span(event, cluster, layout)
-    link = "nic"
-    if event.collective == "all_to_all":
-        seconds = all_to_all_seconds(event.bytes, span, fabric)
-        alpha = all_to_all_seconds(0.0, span, fabric)
-        rate = fabric["e_all_to_all"] * span.nic_bytes_s / span.per_node
-    elif event.collective == "send_recv":
-        seconds = send_seconds(event.bytes, span, fabric)
-        alpha = send_seconds(0.0, span, fabric)
-        rate = event.bytes / max(seconds - alpha, 1e-12)
-    else:
-        curve = fabric_curve(event.collective, span, fabric)
-        seconds = curve.seconds(event.bytes, bus_factor(event.collective, layout.num_ranks))
-        alpha, rate = curve.alpha_s, curve.bandwidth
-    text = (
-        f"{event.collective} x{layout.num_ranks} over {span.nodes} nodes ({cluster.fabric}, "
-        f"{event.sharers} sharing): alpha {alpha / US:.0f} us, B {rate / GB:.1f} GB/s"
+    cost = group_cost(event.collective, event.ranks, cluster, sharers=event.sharers, curves=curves)
+    seconds = cost.seconds(event.bytes)
+    size = "large" if event.bytes >= _LARGE else "mid" if event.bytes >= _MID else "small"
+    count = max(1, event.count)
+    row = cost.row
+    if cost.measured is not None and not cost.measured.covers(event.bytes):
+        row = "fitted"  # beyond what was measured
+    return Answer(
+        value_s=count * seconds,
+        latency_s=count * min(cost.alpha_s, seconds),
+        factor=width(row, f"comm_{size}") * cost.spread,
+        kernels=float(count) if cost.link else 0.0,
+        family=cost.link or "none",
+        provenance=cost.mark,
+        formula=cost.text if count == 1 else f"{count} x {cost.text}",
+        link=cost.link,
     )
-    row = "fitted" if fabric["mark"] in ("measured", "fitted") else "generation"
-    return _answer(event, seconds, alpha, link=link, row=row, mark=fabric["mark"], text=text)
 
 
-def _fabric(cluster: Cluster) -> Mapping[str, Any]:
+def measured_curve(
+    event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve]
+) -> MeasuredCurve | None:
+    """Returns the measured curve that prices an event, None where the model does."""
+    if not curves or len(event.ranks) <= 1:
+        return None
+    layout = cluster.layout(event.ranks)
+    return find_curve(curves, event.collective, layout, cluster, event.sharers)
+
+
+def collective_seconds(
+    collective: str,
+    num_bytes: NDArray[np.float64],
+    ranks: Sequence[int],
+    cluster: Cluster,
+    *,
+    sharers: int = 1,
+) -> NDArray[np.float64]:
+    """Returns the times of collectives of many sizes (bytes as nccl-tests prints them), seconds.
+
+    One group, priced once: 1e6 sizes take a fraction of a second.
+    """
+    cost = group_cost(collective, tuple(ranks), cluster, sharers=sharers)
+    return cost.many(np.asarray(num_bytes, dtype=np.float64))
+
+
+def group_cost(
+    collective: str,
+    ranks: tuple[int, ...],
+    cluster: Cluster,
+    *,
+    sharers: int = 1,
+    curves: Sequence[MeasuredCurve] = (),
+) -> GroupCost:
+    """Returns the cost by size of a collective over `ranks` of `cluster`.
+
+    `sharers` sibling groups use the NICs of a node at the same time (this one included). A curve
+    of `curves` that was measured on this cluster with as many ranks wins.
+    """
+    if len(ranks) <= 1:
+        return GroupCost(parts=(), link="", row="measured", mark="spec", text="one rank")
+    layout = cluster.layout(ranks)
+    inside = layout.inside_node or layout.inside_scaleup_domain
+    cost = (_inside if inside else _over_nodes)(collective, ranks, cluster, layout, sharers)
+    known = find_curve(curves, collective, layout, cluster, sharers)
+    if known is None:
+        return cost
+    return GroupCost(
+        parts=cost.parts,
+        link=cost.link,
+        row="measured",
+        mark="measured",
+        text=f"{collective} x{len(ranks)}: {known.text}",
+        measured=known,
+    )
+
+
+def _inside(
+    collective: str, ranks: tuple[int, ...], cluster: Cluster, layout: GroupLayout, sharers: int
+) -> GroupCost:
+    node = node_curve(cluster, collective, ranks, sharers=sharers)
+    return GroupCost(
+        parts=((node.curve, bus_factor(collective, layout.num_ranks)),),
+        link=node.link,
+        row=node.constants.row,
+        mark=node.constants.provenance,
+        text=(
+            f"{collective} x{layout.num_ranks} in a node: S f/B (1+(S0/S)^p), alpha "
+            f"{node.curve.alpha_s / US:.1f} us, B {node.curve.bandwidth / GB:.0f} GB/s, "
+            f"bottleneck {node.where}"
+        ),
+    )
+
+
+def _over_nodes(
+    collective: str, ranks: tuple[int, ...], cluster: Cluster, layout: GroupLayout, sharers: int
+) -> GroupCost:
+    fabric = fabric_constants(cluster)
+    span = span_of(collective, ranks, cluster, layout, sharers)
+    parts = fabric_parts(collective, span, fabric)
+    curve = parts[0][0]
+    inner = span.inner.bandwidth if span.inner is not None else float("inf")
+    narrow = "inside the node" if curve.bandwidth >= inner else f"the NICs ({cluster.fabric})"
+    return GroupCost(
+        parts=parts,
+        link="nic",
+        row="fitted" if fabric["mark"] in ("measured", "fitted") else "generation",
+        mark=fabric["mark"],
+        text=(
+            f"{collective} x{layout.num_ranks} over {span.nodes} nodes ({cluster.fabric}, "
+            f"{sharers} sharing): alpha {curve.alpha_s / US:.0f} us, B "
+            f"{curve.bandwidth / GB:.1f} GB/s, bottleneck {narrow}"
+        ),
+        spread=node_spread(fabric, span.nodes),
+    )
+
+
+def node_spread(fabric: Mapping[str, Any], nodes: int) -> float:
+    """Returns the factor by which more nodes widen the band of a collective.
+
+    Measured runs of one system scatter more the more nodes take part: `spread_doubling` is the
+    growth of the half-width per doubling beyond two nodes.
+    """
+    doublings = max(0.0, np.log2(nodes / 2.0))
+    return float((1.0 + float(fabric["spread_doubling"])) ** doublings)
+
+
+def fabric_constants(cluster: Cluster) -> Mapping[str, Any]:
     """Returns the constants of the cluster's fabric, as measured with its device generation."""
     fabrics: Mapping[str, Mapping[str, Any]] = load("network")["fabric"]
     base = fabrics.get(cluster.fabric, fabrics["ethernet"])
     return {**base, **base.get("generation", {}).get(cluster.device.generation.lower(), {})}
 
 
-def _span(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Span:
+def span_of(
+    collective: str, ranks: tuple[int, ...], cluster: Cluster, layout: GroupLayout, sharers: int
+) -> Span:
     """Returns the group in plain numbers; a scale-up domain over several nodes counts as one."""
+    rules = load("network")["rules"]
     wide = cluster.island_size > cluster.devices_per_node
     size = cluster.island_size if wide else cluster.devices_per_node
     per_node = max(layout.islands) if wide else layout.max_per_node
-    sharers = max(1, event.sharers)
+    sharers = max(1, sharers)
     if wide and sharers > 1:
         sharers = max(1, size // per_node)
-    first = event.ranks[0]
-    together = [rank for rank in event.ranks if rank // size == first // size]
+    first = ranks[0]
+    together = [rank for rank in ranks if rank // size == first // size]
     inner = None
-    if len(together) > 1 and event.collective != "send_recv":
-        inner = node_curve(cluster, event.collective, together).curve
+    if len(together) > 1 and collective != "send_recv":
+        inner = node_curve(cluster, collective, together).curve
+    device = cluster.device
     return Span(
         ranks=layout.num_ranks,
         nodes=len(layout.islands) if wide else layout.num_nodes,
@@ -105,23 +236,9 @@ def _span(event: CommEvent, cluster: Cluster, layout: GroupLayout) -> Span:
         nic=cluster.nic_bandwidth,
         sharers=sharers,
         inner=inner,
+        fewest_per_node=min(layout.islands) if wide else layout.min_per_node,
+        slot=rules["slot_to_nic_gbs"][f"gen{device.pcie_gen}"] * GB,
+        multicast=cluster.scaleup == "nvswitch" and device.generation in rules["multicast"],
         extra_latency_s=cluster.extra_latency_s,
         oversubscription=cluster.oversubscription,
-    )
-
-
-def _answer(
-    event: CommEvent, seconds: float, alpha: float, *, link: str, row: str, mark: str, text: str
-) -> Answer:
-    size = "large" if event.bytes >= _LARGE else "mid" if event.bytes >= _MID else "small"
-    count = max(1, event.count)
-    return Answer(
-        value_s=count * seconds,
-        latency_s=count * min(alpha, seconds),
-        factor=width(row, f"comm_{size}"),
-        kernels=float(count) if link else 0.0,
-        family=link or "none",
-        provenance=mark,
-        formula=text if count == 1 else f"{count} x {text}",
-        link=link,
     )

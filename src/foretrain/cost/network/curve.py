@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foretrain.units import GB, MIB, US
 
 
@@ -26,9 +29,9 @@ class Curve:
 
     alpha_s: float
     bandwidth: float
-    half_bytes: float
-    p: float
-    r: float
+    half_bytes: float = 0.0
+    p: float = 1.0
+    r: float = 1.0
     cap: float = float("inf")
     peak: float = float("inf")
 
@@ -41,6 +44,20 @@ class Curve:
         peak = max(self.alpha_s, x)
         t = peak * ((self.alpha_s / peak) ** self.r + (x / peak) ** self.r) ** (1.0 / self.r)
         return max(t, floor)
+
+    def many(self, num_bytes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+        """Returns the times of many sizes at once: `seconds` of each."""
+        size = np.maximum(num_bytes, 0.0)
+        if factor <= 0.0:
+            return np.full_like(size, self.alpha_s)
+        share = np.divide(self.half_bytes, size, out=np.zeros_like(size), where=size > 0.0)
+        x = size * factor / self.bandwidth * (1.0 + share**self.p)
+        peak = np.maximum(self.alpha_s, x)
+        t = np.zeros_like(size)
+        np.divide(self.alpha_s, peak, out=t, where=peak > 0.0)
+        ratio = np.divide(x, peak, out=np.zeros_like(size), where=peak > 0.0)
+        t = peak * (t**self.r + ratio**self.r) ** (1.0 / self.r)
+        return np.maximum(t, size * factor / self.cap)
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:

@@ -2,17 +2,20 @@
 
 For a group of N ranks on n nodes, up to `ppn` of them on one node:
 
-- the NICs it may use are those of its own devices, nics x ppn / devices per node (at least one),
-  and no more than its share of all NICs of the node, nics / sharers;
+- the NICs it may use are those of its own devices on the node that has the fewest of them,
+  nics x members / devices per node (at least one), no more than its share of all NICs of the node,
+  nics / sharers, and no more than its members' PCIe slots carry;
 - gathers and scatters (and all-reduce over many nodes) run at e x NICs, but not faster than inside
   a node; over two nodes an all-reduce sends each byte once over the NICs (a tree), so its bus
-  bandwidth may reach 2 (N - 1) / N times the NICs;
+  bandwidth may reach 2 (N - 1) / N times the NICs, as long as the tree inside the node keeps up
+  (`tree_share` of a ring where the switch does not reduce);
 - an all-to-all sends (N - ppn) / N of a rank's buffer over its NIC and the rest inside the node;
 - alpha grows with log2 of the nodes, and linearly in peers for all-to-all;
 - the knee moves to larger messages as the group grows: S0 = B tau N**growth for all-reduce (a root
   beyond 128 ranks, where trees take over), B tau_ring N for gathers and scatters.
 
-Constants: [fabric.*] of catalog/calibration/network.toml. Explained in docs/explain/network.md.
+Constants: [fabric.*] of catalog/calibration/network.toml, fitted by studies/costs/fit_network.py.
+Explained in docs/explain/network.md.
 """
 
 from __future__ import annotations
@@ -20,19 +23,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
+from typing import Any
 
 from foretrain.cost.calibration import load
-from foretrain.cost.network.curve import Curve
+from foretrain.cost.network.curve import Curve, bus_factor
 from foretrain.units import GB, US
 
 RINGS = ("all_gather", "reduce_scatter")
+#: A curve and the bus factor that it takes.
+Part = tuple[Curve, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A group over nodes in plain numbers; bandwidths in bytes/s, `inner` inside one node.
 
-    `inner` is None when every node holds one rank. `nic` is one NIC, `nics` those of a node.
+    `inner` is None when every node holds one rank. `nic` is one NIC, `nics` those of a node,
+    `slot` what one device's slot passes to NICs. `multicast`: the switch in the node reduces.
     """
 
     ranks: int
@@ -43,34 +50,39 @@ class Span:
     nic: float
     sharers: int
     inner: Curve | None
+    fewest_per_node: int = 0
+    slot: float = float("inf")
+    multicast: bool = False
     extra_latency_s: float = 0.0
     oversubscription: float = 1.0
 
     @property
     def nic_bytes_s(self) -> float:
         """Returns what the NICs of one node carry for this group, one direction."""
-        own = max(1.0, self.nics * self.per_node / self.devices_per_node)
-        share = self.nics / self.sharers
-        return min(own, share) * self.nic / self.oversubscription
+        members = self.fewest_per_node or self.per_node
+        own = max(1.0, self.nics * members / self.devices_per_node)
+        share = min(own, self.nics / self.sharers) * self.nic
+        return min(share, members * self.slot) / self.oversubscription
 
 
-def fabric_curve(collective: str, span: Span, fabric: Mapping[str, float]) -> Curve:
+def fabric_parts(collective: str, span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Returns the curves of a collective over nodes; its time is the largest of theirs."""
+    if collective == "all_to_all":
+        return _all_to_all(span, fabric)
+    if collective == "send_recv":
+        return ((_send(span, fabric), 1.0),)
+    return ((fabric_curve(collective, span, fabric), bus_factor(collective, span.ranks)),)
+
+
+def fabric_curve(collective: str, span: Span, fabric: Mapping[str, Any]) -> Curve:
     """Returns the curve of a ring or tree collective over several nodes."""
-    nics, rules = span.nic_bytes_s, load("network")["rules"]
+    rules = load("network")["rules"]
     doublings = max(0.0, log2(span.nodes / 2.0))
-    if span.per_node == 1:
-        bandwidth = fabric["e_single"] * nics
-    elif collective == "all_reduce" and span.nodes == 2:
-        bandwidth = fabric["e_two"] * nics * 2.0 * (span.ranks - 1) / span.ranks
-    elif collective == "all_reduce":
-        bandwidth = fabric["e_tree"] * nics
-    else:
-        bandwidth = fabric["e_ring"] * nics
     alpha = fabric["alpha_us"] * US + fabric["alpha_doubling_us"] * US * doublings
     if span.inner is not None:
-        bandwidth = min(bandwidth, span.inner.peak, span.inner.bandwidth)
         alpha += span.inner.alpha_s
     alpha += span.extra_latency_s * _hops(collective, span.nodes)
+    bandwidth = _bandwidth(collective, span, fabric)
     return Curve(
         alpha_s=alpha,
         bandwidth=bandwidth,
@@ -80,7 +92,23 @@ def fabric_curve(collective: str, span: Span, fabric: Mapping[str, float]) -> Cu
     )
 
 
-def _knee_s(collective: str, ranks: int, fabric: Mapping[str, float]) -> float:
+def _bandwidth(collective: str, span: Span, fabric: Mapping[str, Any]) -> float:
+    """Returns the bus bandwidth of a large ring or tree collective."""
+    nics = span.nic_bytes_s
+    if span.inner is None or span.per_node == 1:
+        return fabric["e_single"] * nics
+    inside = min(span.inner.peak, span.inner.bandwidth)
+    if collective != "all_reduce":
+        return min(fabric["e_ring"] * nics, inside)
+    wide = min(fabric["e_tree"] * nics, inside)
+    if span.nodes > 2:
+        return wide
+    once = (span.ranks - 1) / span.ranks
+    tree = inside if span.multicast else load("network")["rules"]["tree_share"] * inside * once
+    return max(wide, min(fabric["e_two"] * nics * 2.0 * once, tree))
+
+
+def _knee_s(collective: str, ranks: int, fabric: Mapping[str, Any]) -> float:
     """Returns S0 / B in seconds."""
     if collective in RINGS:
         return fabric["tau_ring_us"] * US * ranks
@@ -98,32 +126,29 @@ def _hops(collective: str, nodes: int) -> float:
     return float(ceil(log2(nodes))) if collective == "broadcast" else 1.0
 
 
-def all_to_all_seconds(num_bytes: float, span: Span, fabric: Mapping[str, float]) -> float:
-    """Returns the time of an all-to-all over several nodes, a buffer of `num_bytes` per rank."""
+def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
+    """An all-to-all, a buffer of a rank each: over the NIC and inside the node at once."""
     rate = fabric["e_all_to_all"] * span.nic_bytes_s / span.per_node
-    outside = (span.ranks - span.per_node) / span.ranks
     alpha = fabric["alpha_us"] * US + fabric["alpha_peer_us"] * US * (span.ranks - 1)
-    alpha += span.extra_latency_s
-    curve = Curve(
-        alpha_s=alpha,
+    outside = Curve(
+        alpha_s=alpha + span.extra_latency_s,
         bandwidth=rate,
         half_bytes=rate * fabric["tau_us"] * US * sqrt(span.ranks),
         p=fabric["p"],
         r=1.0,
     )
-    seconds = curve.seconds(num_bytes, outside)
+    parts: list[Part] = [(outside, (span.ranks - span.per_node) / span.ranks)]
     if span.inner is not None:
-        inside = (span.per_node - 1) / span.ranks
-        seconds = max(seconds, span.inner.seconds(num_bytes, inside))
-    return seconds
+        parts.append((span.inner, (span.per_node - 1) / span.ranks))
+    return tuple(parts)
 
 
-def send_seconds(num_bytes: float, span: Span, fabric: Mapping[str, float]) -> float:
-    """Returns the time of one message between two nodes while `span.sharers` pairs do the same.
+def _send(span: Span, fabric: Mapping[str, Any]) -> Curve:
+    """One message between two nodes while `span.sharers` pairs do the same.
 
     A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully.
     """
     pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, 0.9 * span.nic))
     share = 0.9 * span.nics * span.nic / span.sharers / span.oversubscription
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s
-    return alpha + num_bytes / min(pair, share)
+    return Curve(alpha_s=alpha, bandwidth=min(pair, share, span.slot))

@@ -1,0 +1,3 @@
+"""Predicted against measured: collectives."""
+
+from __future__ import annotations
