@@ -22,6 +22,7 @@ class Stack:
     description: str = ""
     attention: str = "fused"
     attention_kernel: str = "flash2"
+    fused_scores: tuple[str, ...] = ()  # what that kernel does: alibi, relative, softcap
     fused: tuple[str, ...] = ()
     selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])
