@@ -48,6 +48,13 @@ def gpt(**sizes: Any) -> ModelSpec:
     return resolve_model({"family": "gpt", **usual, **sizes})
 
 
+def t5(**sizes: Any) -> ModelSpec:
+    """A small encoder of 2 layers with a decoder of 4; no biases, tied, relative positions."""
+    usual = {"layers": 2, "decoder_layers": 4, "hidden": 64, "heads": 8, "head_dim": 16}
+    usual |= {"ffn": 96, "vocab": 160, "buckets": 8}
+    return resolve_model({"family": "t5", **usual, **sizes})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Small:
     """What a small run compiles to."""
@@ -67,6 +74,7 @@ def compile_small(
     accumulation: int = 4,
     microbatch: int = 2,
     sequence: int = 32,
+    target: int | None = None,
     stack: Stack = STACK,
     precision: Precision = MEGATRON,
     optimizer: str = "adamw",
@@ -74,7 +82,13 @@ def compile_small(
 ) -> Small:
     """Graph, tree and program of a plan on `world` ranks."""
     dp = world // (plan.tp * plan.pp * plan.cp)
-    graph = build_graph(spec, batch=microbatch * dp, sequence=sequence, attention=stack.attention)
+    graph = build_graph(
+        spec,
+        batch=microbatch * dp,
+        sequence=sequence,
+        target_sequence=target,
+        attention=stack.attention,
+    )
     tree = build_tree(plan, spec, world_size=world, accumulation=accumulation, stack=stack)
     job = Job(
         precision=precision,

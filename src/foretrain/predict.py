@@ -54,8 +54,10 @@ def compile_run(run: RunSpec) -> Compiled:
         run.model,
         batch=training.microbatch * dp,
         sequence=training.sequence,
+        target_sequence=training.target_sequence,
         image=training.image,
         attention=run.stack.attention,
+        fused_scores=run.stack.fused_scores,
     )
     tree = build_tree(
         run.plan,
@@ -157,12 +159,16 @@ def _assemble(
     training, cluster = run.training, run.cluster
     band, provenance = step_band(compiled.program, prices, simulated, run_band=run_band)
     samples = training.global_batch / band.value
-    tokens = samples * training.sequence if training.sequence else None
+    tokens = samples * training.tokens if training.tokens else None
     world = cluster.world_size
     flops, full = (
         training.global_batch
         * flops_per_sample(
-            run.model, sequence=training.sequence, image=training.image, causal_half=half
+            run.model,
+            sequence=training.sequence,
+            target_sequence=training.target_sequence,
+            image=training.image,
+            causal_half=half,
         )
         for half in (True, False)
     )

@@ -23,6 +23,7 @@ class Stack:
     attention: str = "fused"
     attention_kernel: str = "flash2"
     gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
+    fused_scores: tuple[str, ...] = ()  # what that kernel does: alibi, relative, softcap
     fused: tuple[str, ...] = ()
     selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])

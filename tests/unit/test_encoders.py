@@ -170,6 +170,24 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
          "vocab_size": 256000, "hidden_act": "gelu"},
         8_537_680_896,
     ),
+    "gemma2": (
+        {"hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,
+         "vocab_size": 256000, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+         "layer_types": ["sliding_attention", "full_attention"] * 13},
+        2_614_341_888,
+    ),
+    "t5": (
+        {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+         "feed_forward_proj": "relu", "vocab_size": 32128, "dropout_rate": 0.1},
+        60_506_624,
+    ),
+    "mt5": (
+        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_decoder_layers": 8,
+         "num_heads": 6, "feed_forward_proj": "gated-gelu", "vocab_size": 250112,
+         "tie_word_embeddings": False},
+        300_176_768,
+    ),
     "gpt_neox": (
         {"hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64,
          "intermediate_size": 24576, "vocab_size": 50432, "rotary_pct": 0.25,
@@ -197,13 +215,16 @@ def test_configs_of_hugging_face(family: str) -> None:
     spec = model_from_hf_mapping({"model_type": family, **config}, name=family, where="config")
     graph = build_graph(spec, batch=1, sequence=spec.image_sequence or 8)
     assert graph.num_parameters == count
-    assert spec.head_dim * spec.heads >= spec.hidden or family == "qwen3"
+    own_width = ("qwen3", "gemma2", "mt5")
+    assert spec.head_dim * spec.heads >= spec.hidden or family in own_width
 
 
 @pytest.mark.parametrize(
     ("family", "change", "word"),
     [
-        ("opt", {"word_embed_proj_dim": 512}, "word_embed_proj_dim"),
+        ("gemma2", {"layer_types": ["full_attention"] * 26}, "layer_types"),
+        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder"),
+        ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
         ("bert", {"is_decoder": True}, "is_decoder"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),

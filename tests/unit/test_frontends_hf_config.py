@@ -127,7 +127,7 @@ def test_llama_without_kv_heads_has_as_many_as_heads(tmp_path: Path) -> None:
     assert any("kv_heads 32" in line for line in spec.assumed)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "t5", "Llama", "", None, 3, ["llama"]])
+@pytest.mark.parametrize("kind", ["mixtral", "bart", "Llama", "", None, 3, ["llama"]])
 def test_other_model_types_are_refused_with_the_list(tmp_path: Path, kind: object) -> None:
     with pytest.raises(FileFormatError, match=r"bert, bloom, falcon, .*gpt2, .*vit"):
         load(tmp_path, {**LLAMA, "model_type": kind})

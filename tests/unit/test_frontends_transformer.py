@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretrain.errors import InputError
 from foretrain.frontends.catalog import find_model
-from foretrain.frontends.families import FAMILIES, model_from_mapping
+from foretrain.frontends.families import ENCODER_DECODERS, FAMILIES, model_from_mapping
 from foretrain.frontends.flops import model_flops_per_sample
 from foretrain.frontends.spec import ModelSpec
 from foretrain.frontends.transformer import build_graph
@@ -24,6 +24,7 @@ def count_parameters(spec: ModelSpec) -> int:
     norm = h * (2 if spec.norm == "layernorm" and spec.norm_bias else 1)
     wide = 2 if spec.gated else 1
     num_norms = 1 if spec.parallel and spec.shared_norm else 2
+    num_norms = 4 if spec.norm_order == "both" and not spec.parallel else num_norms
     layer = num_norms * norm + h * (q + 2 * kv) + q * h + (wide + 1) * h * spec.ffn
     layer += (q + 2 * kv) * spec.qkv_bias + h * spec.out_bias
     layer += (wide * spec.ffn + h) * spec.mlp_bias
@@ -31,7 +32,7 @@ def count_parameters(spec: ModelSpec) -> int:
     layer += 2 * per_head * spec.head_dim * spec.qk_norm
     ends = norm * spec.final_norm + norm * spec.embedding_norm + spec.token_types * h
     if spec.image is None:
-        ends += spec.vocab * h
+        ends += spec.vocab * (spec.projection or h) + h * (spec.projection or 0)
     else:
         ends += h * (spec.channels * (spec.patch or 0) ** 2 + 1) + h * spec.class_token
     rows = (spec.image_sequence or spec.max_positions or 0) + spec.position_padding
@@ -42,7 +43,8 @@ def count_parameters(spec: ModelSpec) -> int:
 def count_head(spec: ModelSpec, norm: int) -> int:
     h, count = spec.hidden, 0
     if spec.head in ("lm", "mlm", "pretraining"):
-        count += 0 if spec.tied else spec.vocab * h
+        count += 0 if spec.tied else spec.vocab * (spec.projection or h)
+        count += h * (spec.projection or 0)
     if spec.head == "lm":
         count += spec.vocab * spec.head_bias
     if spec.head in ("mlm", "pretraining"):
@@ -56,7 +58,7 @@ def count_head(spec: ModelSpec, norm: int) -> int:
 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
-    family = draw(st.sampled_from(sorted(FAMILIES)))
+    family = draw(st.sampled_from(sorted(set(FAMILIES) - set(ENCODER_DECODERS))))
     kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     heads = kv_heads * group
     flags = {name: draw(st.booleans()) for name in ("qkv_bias", "out_bias", "mlp_bias")}
@@ -67,6 +69,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         extra["class_token"] = draw(st.booleans())
     elif draw(st.booleans()):
         extra["masked"] = draw(st.integers(1, 80))
+        extra["projection"] = draw(st.none() | st.integers(1, 40))
     heads_of = ("classification", "none") if images else ("lm", "mlm", "pretraining", "none")
     for name in ("causal", "parallel", "shared_norm", "qk_norm", "embedding_norm", "pooler"):
         flags[name] = draw(st.booleans())
@@ -74,7 +77,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         {
             "family": family,
             "head": draw(st.sampled_from(heads_of)),
-            "norm_order": draw(st.sampled_from(["pre", "post"])),
+            "norm_order": draw(st.sampled_from(["pre", "post", "both"])),
             **extra,
             "layers": draw(st.integers(1, 5)),
             "hidden": heads * draw(st.integers(1, 8)),
@@ -99,7 +102,8 @@ def test_every_operand_fits_its_tensor(spec: ModelSpec, batch: int, seq: int, ki
     for block in graph.blocks:
         tensors = block.by_name()
         assert len(tensors) == len(block.tensors), "a tensor is defined twice"
-        ready = {t.name for t in block.tensors if t.role in ("weight", "input")} | {block.input}
+        ready = {t.name for t in block.tensors if t.role in ("weight", "input", "buffer")}
+        ready |= set(block.arrivals)
         for op in block.ops:
             sizes = {dim.name: dim.size for dim in op.dims}
             reductions = {dim.name for dim in op.dims if dim.reduction}

@@ -76,7 +76,7 @@ def test_a_pattern_reaches_what_it_matches_and_all_below() -> None:
 
 def test_layers_reached_by_the_same_nodes_are_one_class() -> None:
     nodes = [Node(pattern=""), Node(pattern="layers.*.mlp"), Node(pattern="layers.2.attention")]
-    keys = layer_classes(nodes, "layers", 4)
+    keys = layer_classes(nodes, "layers", range(4))
     assert keys[0] == keys[1] == keys[3] != keys[2]
 
 

@@ -229,7 +229,7 @@ def tied_reductions(program: Program) -> list[tuple[int, float, tuple[int, ...]]
     found: list[tuple[int, float, tuple[int, ...]]] = []
     for rank_class in program.classes:
         for entry in rank_class.entries:
-            if isinstance(entry, Comm) and entry.key == "tied embedding":
+            if isinstance(entry, Comm) and (entry.key or "").startswith("tied embedding"):
                 event = program.events[entry.event]
                 assert isinstance(event, CommEvent)
                 kind, axes, elements = collective(program, entry)

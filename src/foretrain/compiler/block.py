@@ -14,7 +14,7 @@ from foretrain.compiler.flow import Copy, Flow, Launch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
 from foretrain.compiler.recompute import core_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split
-from foretrain.graph.backward import Backward
+from foretrain.graph.backward import SIDE_ZERO, Backward
 from foretrain.graph.ir import Block, Op, Tensor
 from foretrain.mesh import Mesh
 from foretrain.strategy.tree import DimSplit, Node, Settings, resolve
@@ -39,7 +39,11 @@ class WeightUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredBlock:
-    """Launches of one repeat of a block class; `saved` copies live from forward to backward."""
+    """Launches of one repeat of a block class; `saved` copies live from forward to backward.
+
+    `side` is the copy of the tensor that passes through (`Block.side`): it lives from the block
+    that makes it to that block's backward, so it is in `saved` of that block only.
+    """
 
     block: Block
     tensors: Mapping[str, Tensor]
@@ -54,6 +58,9 @@ class LoweredBlock:
     input_grad: Copy | None
     reshard: bool
     flow: Flow
+    side: Copy | None = None
+    side_grad_in: Copy | None = None
+    side_grad: Copy | None = None
 
 
 def op_path(block: Block, layer: int, op: str) -> str:
@@ -88,9 +95,12 @@ def lower_block(
     residual = _residual(outer, mesh)
     if block.input is not None:
         flow.arrive(block.input, _fit(residual, tensors[block.input]))
+    if block.side is not None and not block.makes_side:
+        flow.arrive(block.side, _fit(residual, tensors[block.side]))
     settings = {op.name: resolve(nodes, op_path(block, layer, op.name)) for op in block.ops}
     forward = _forward(block, flow, settings, mesh)
     output = _leave(flow, block.output, residual, forward)
+    side = _leave(flow, block.side, residual, forward)
     input_copy = None if block.input is None else (block.input, flow.produced[block.input])
     scattered = {
         launch.tensor.name
@@ -100,14 +110,17 @@ def lower_block(
     }
     names = saved_names(block, backward, outer.recompute, selective, scattered)
     saved = _saved(block, names, flow, settings, outer)
+    if side is not None:
+        saved |= {side}
     launches, input_grad = _backward(block, backward, flow, settings, outer, residual, saved)
+    side_grad = _leave(flow, backward.side_grad, residual, launches)
     return LoweredBlock(
         block=block,
         tensors=tensors,
         path=path,
         forward=tuple(forward),
         backward=tuple(launches),
-        saved=saved,
+        saved=saved if side is None or block.makes_side else saved - {side},
         weights=_weights(block, backward, flow, nodes, layer),
         input=input_copy,
         output=output,
@@ -117,6 +130,11 @@ def lower_block(
         input_grad=input_grad,
         reshard=outer.reshard,
         flow=flow,
+        side=side,
+        side_grad_in=None
+        if backward.side_grad_in is None
+        else (backward.side_grad_in, flow.produced[backward.side_grad_in]),
+        side_grad=side_grad,
     )
 
 
@@ -207,6 +225,9 @@ def _backward(
     if backward.output_grad is not None and block.output is not None:
         placed = _fit(residual, flow.tensors[backward.output_grad])
         flow.arrive(backward.output_grad, placed)
+    if backward.side_grad_in is not None:
+        placed = _fit(residual, flow.tensors[backward.side_grad_in])
+        flow.arrive(backward.side_grad_in, placed)
     if outer.recompute == "full" and block.recompute:
         for op in block.ops:
             again.op(op)
@@ -214,6 +235,8 @@ def _backward(
     for op in backward.ops:
         again.needed(operand.tensor for operand in op.inputs)
         own = as_split(forward_splits.get(op.source or "", {}), op)
+        if op.name == SIDE_ZERO:
+            own = dict(_fit(residual, flow.tensors[op.outputs[0].tensor]).shards)
         inherited: Split = {}
         launches += flow.run(op, own, inherited)
     target = backward.input_grad
@@ -250,13 +273,15 @@ class _Repeat:
             if name not in made or any(tensor == name for tensor, _ in self.flow.copies):
                 continue
             if self.core and made[name].name in self.core:
-                self.whole_core()
+                self.whole_core(made[name])
             else:
                 self.op(made[name])
 
-    def whole_core(self) -> None:
-        """Repeats the checkpointed attention core as one function, last operator included."""
-        names, self.core = self.core, ()
+    def whole_core(self, wanted: Op) -> None:
+        """Repeats the checkpointed core of one attention as a function, last operator included."""
+        part = wanted.name.split(".")[0]
+        names = [name for name in self.core if name.split(".")[0] == part]
+        self.core = tuple(name for name in self.core if name not in names)
         for op in self.block.ops:
             if op.name in names:
                 self.op(op)

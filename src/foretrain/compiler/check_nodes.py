@@ -16,7 +16,7 @@ from foretrain.strategy.tree import MEMORY_ROLES, Node
 
 #: Dims of feature maps that are not split: neighbours would have to exchange halos.
 SPATIAL = ("height", "width", "in_height", "in_width", "r", "s")
-RESIDUAL_DIMS = ("batch", "seq", "hidden")
+RESIDUAL_DIMS = ("batch", "seq", "source", "hidden")
 
 
 def check_nodes(graph: Graph, nodes: Sequence[Node], mesh: Mesh) -> list[Problem]:
@@ -32,7 +32,7 @@ def _all_paths(graph: Graph) -> list[tuple[tuple[str, ...], Op]]:
     return [
         (tuple(op_path(block, layer, op.name).split(".")), op)
         for block in graph.blocks
-        for layer in range(block.repeat)
+        for layer in block.layers
         for op in block.ops
     ]
 
@@ -79,7 +79,10 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
         allowed = RESIDUAL_DIMS if role == "residual" else (FLAT,)
         inside = f"{where}, memory.{role}"
         problems += [_unknown("dim", dim, allowed, inside) for dim in split if dim not in allowed]
-        problems += _check_axes(split, mesh, inside)
+        # no tensor has both a seq and a source, so they may share axes
+        own = {dim: axes for dim, axes in split.items() if dim != "source"}
+        source = {dim: axes for dim, axes in split.items() if dim == "source"}
+        problems += [*_check_axes(own, mesh, inside), *_check_axes(source, mesh, inside)]
     return problems
 
 

@@ -227,7 +227,7 @@ def _attention_shape(op: Op, sizes: Mapping[str, int]) -> dict[str, float]:
     return {
         "batch": float(sizes["batch"]),
         "seq_q": float(sizes["seq"]),
-        "seq_kv": float(sizes["seq_kv"]),
+        "seq_kv": float(sizes["source" if "source" in sizes else "seq_kv"]),
         "heads": heads,
         "kv_heads": float(sizes["kv_head"]),
         "head_dim": float(sizes["head_dim"]),

@@ -27,8 +27,34 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """What each rank sends over the boundary between two virtual stages.
+
+    `side` are the bytes of the tensor that all later stages read too (an encoder's output); `whole`
+    is how many times as much a rank holds before and after the transfer.
+    """
+
+    main: float
+    side: float
+    whole: int
+
+    @property
+    def bytes(self) -> float:
+        """Returns the bytes of both tensors on the way."""
+        return self.main + self.side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Weights with a copy on each of some stages, whose gradients are summed over the copies."""
+
+    stages: tuple[int, ...]
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """All that the launch list of a stage depends on."""
+    """All that the launch list of a stage depends on; `ties` are those that it takes part in."""
 
     stage: int
     canonical: int
@@ -42,14 +68,9 @@ class StageContext:
     factored: float  # statistics per parameter of a factored moment
     stack: Stack
     chunks: tuple[tuple[Instance, ...], ...]
-    tied: int
-    boundary: float
+    ties: tuple[Tie, ...]
+    boundaries: tuple[Boundary, ...]
     scattered: bool
-
-    def whole_boundary(self) -> float:
-        """Returns the bytes of the boundary tensor that a rank holds before and after transfer."""
-        tp = self.mesh.size([axis for axis in self.mesh.axes if family(axis) == "tp"])
-        return self.boundary * tp if self.scattered else self.boundary
 
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""

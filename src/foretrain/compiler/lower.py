@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.held import held_bytes
-from foretrain.compiler.launches import Instance, StageContext
+from foretrain.compiler.launches import Boundary, Instance, StageContext, Tie
 from foretrain.compiler.optimizer import factored_share
-from foretrain.compiler.parameters import Unit, make_unit
+from foretrain.compiler.parameters import Unit, make_unit, tied_weights
 from foretrain.compiler.passes import Passes
 from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
@@ -24,7 +25,7 @@ from foretrain.compiler.splits import refine_mesh
 from foretrain.compiler.stage import build_entries
 from foretrain.errors import PlanError, Problem
 from foretrain.graph.backward import Backward, derive_backward
-from foretrain.graph.ir import Block, Graph
+from foretrain.graph.ir import Graph
 from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
 from foretrain.program import Program, RankClass, Segment
@@ -67,9 +68,9 @@ class _Compiler:
         self.mesh = self._refined_mesh()
         self.table = EventTable()
         self.segments: list[Segment] = []
-        self.backwards = {block.name: derive_backward(block) for block in graph.blocks}
-        self.lowered: dict[tuple[str, tuple[int, ...]], LoweredBlock] = {}
-        self.cut: dict[tuple[int, int, str], int] = {}
+        self.backwards = [derive_backward(block) for block in graph.blocks]
+        self.lowered: dict[tuple[int, tuple[int, ...]], LoweredBlock] = {}
+        self.cut: dict[tuple[int, int, str, frozenset[str]], int] = {}
 
     def _refined_mesh(self) -> Mesh:
         nodes = self.tree.nodes
@@ -102,8 +103,7 @@ class _Compiler:
 
     def _virtual_stages(self) -> list[list[LoweredBlock]]:
         """The block instances of every virtual stage, in model order."""
-        first, *middle, last = self.graph.blocks
-        layers = [instance for block in middle for instance in self._instances(block)]
+        layers = self._layers()
         counts = self.tree.schedule.stages
         if sum(counts) != len(layers):
             raise PlanError(
@@ -117,24 +117,46 @@ class _Compiler:
         chunks: list[list[LoweredBlock]] = []
         start = 0
         for count in counts:
-            chunks.append(layers[start : start + count])
+            chunks.append([b for layer in layers[start : start + count] for b in layer])
             start += count
-        chunks[0] = [*self._instances(first), *chunks[0]]
-        chunks[-1] = [*chunks[-1], *self._instances(last)]
+        last = len(self.graph.blocks) - 1
+        chunks[0] = [*self._instances(0).values(), *chunks[0]]
+        chunks[-1] = [*chunks[-1], *self._instances(last).values()]
         return chunks
 
-    def _instances(self, block: Block) -> list[LoweredBlock]:
-        nodes = self.tree.nodes
-        keys = layer_classes(nodes, block.name, block.repeat)
-        backward: Backward = self.backwards[block.name]
-        result: list[LoweredBlock] = []
-        for layer, key in enumerate(keys):
-            known = self.lowered.get((block.name, key))
+    def _layers(self) -> list[list[LoweredBlock]]:
+        """The layers in model order; a block that makes the side tensor joins the next layer."""
+        layers: list[list[LoweredBlock]] = []
+        joining: list[LoweredBlock] = []
+        middle = range(1, len(self.graph.blocks) - 1)
+        for _, kinds in groupby(middle, key=lambda i: self.graph.blocks[i].name):
+            instances: dict[int, LoweredBlock] = {}
+            makes_side = False
+            for i in kinds:
+                instances |= self._instances(i)
+                makes_side = self.graph.blocks[i].makes_side
+            ordered = [instances[number] for number in sorted(instances)]
+            if makes_side:
+                joining = ordered
+                continue
+            layers += [[*(joining if i == 0 else ()), one] for i, one in enumerate(ordered)]
+            joining = []
+        return layers
+
+    def _instances(self, index: int) -> dict[int, LoweredBlock]:
+        """The repeats of a block by their number; those with equal settings are one object."""
+        nodes, block = self.tree.nodes, self.graph.blocks[index]
+        backward: Backward = self.backwards[index]
+        result: dict[int, LoweredBlock] = {}
+        for layer, key in zip(
+            block.layers, layer_classes(nodes, block.name, block.layers), strict=True
+        ):
+            known = self.lowered.get((index, key))
             if known is None:
                 selective = self.job.stack.selective
                 known = lower_block(block, backward, layer, nodes, self.mesh, selective)
-                self.lowered[block.name, key] = known
-            result.append(known)
+                self.lowered[index, key] = known
+            result[layer] = known
         return result
 
     def _stage(self, stage: int, chunks: Sequence[Sequence[LoweredBlock]]) -> RankClass:
@@ -154,9 +176,9 @@ class _Compiler:
             optimizer=self.job.optimizer,
             factored=factored_share(w for block in self.graph.blocks for w in block.weights),
             stack=self.job.stack,
-            chunks=tuple(tuple(self._instance(b, canonical) for b in chunk) for chunk in own),
-            tied=self._tied_elements(chunks, stage),
-            boundary=self._boundary(chunks),
+            chunks=self._stage_instances(own, canonical),
+            ties=self._ties(chunks, stage),
+            boundaries=self._boundaries(chunks),
             scattered=self._scattered(chunks),
         )
         built = build_entries(context)
@@ -182,20 +204,34 @@ class _Compiler:
         place = stage * stride % per_node
         return next(s for s in range(stage + 1) if s * stride % per_node == place)
 
-    def _instance(self, lowered: LoweredBlock, canonical: int) -> Instance:
-        pp = self.tree.schedule.pp
+    def _stage_instances(
+        self, chunks: Sequence[Sequence[LoweredBlock]], canonical: int
+    ) -> tuple[tuple[Instance, ...], ...]:
+        """The instances of a stage: of tied weights the first copy on the stage counts."""
+        held: set[str] = set()
+        result: list[tuple[Instance, ...]] = []
+        for chunk in chunks:
+            instances: list[Instance] = []
+            for lowered in chunk:
+                names = tied_weights(lowered, self.mesh)
+                instances.append(self._instance(lowered, canonical, held & names.keys()))
+                held |= names.keys()
+            result.append(tuple(instances))
+        return tuple(result)
+
+    def _instance(self, lowered: LoweredBlock, canonical: int, held: set[str]) -> Instance:
+        unit = make_unit(lowered, self.mesh, held=held)
         return Instance(
             lowered=lowered,
-            unit=self._unit(lowered, pp),
-            forward=self._segment(lowered, canonical, "forward"),
-            backward=self._segment(lowered, canonical, "backward"),
+            unit=unit,
+            forward=self._segment(lowered, canonical, "forward", unit, held),
+            backward=self._segment(lowered, canonical, "backward", unit, held),
         )
 
-    def _unit(self, lowered: LoweredBlock, pp: int) -> Unit:
-        return make_unit(lowered, self.mesh, second_copy=pp > 1)
-
-    def _segment(self, lowered: LoweredBlock, canonical: int, which: str) -> int:
-        key = (id(lowered), canonical, which)
+    def _segment(
+        self, lowered: LoweredBlock, canonical: int, which: str, unit: Unit, held: set[str]
+    ) -> int:
+        key = (id(lowered), canonical, which, frozenset(held))
         if key not in self.cut:
             maker = SegmentMaker(
                 table=self.table,
@@ -203,14 +239,19 @@ class _Compiler:
                 shaper=self._shaper(lowered),
                 stage=canonical,
                 overlap_tp=self.tree.runtime.overlap_tp,
-                fused=self.job.stack.fused,
+                fused=self._fused(),
             )
             make = maker.forward if which == "forward" else maker.backward
-            self.segments.append(self._with_passes(make(lowered), lowered, which))
+            self.segments.append(self._with_passes(make(lowered), unit, which))
             self.cut[key] = len(self.segments) - 1
         return self.cut[key]
 
-    def _with_passes(self, segment: Segment, lowered: LoweredBlock, which: str) -> Segment:
+    def _fused(self) -> tuple[str, ...]:
+        """What the stack fuses; one that joins q, k and v joins k and v of cross attention."""
+        fused = self.job.stack.fused
+        return (*fused, "kv") if "qkv" in fused else fused
+
+    def _with_passes(self, segment: Segment, unit: Unit, which: str) -> Segment:
         """Adds what the framework launches around the operators of a unit."""
         passes = Passes(
             table=self.table,
@@ -219,7 +260,6 @@ class _Compiler:
             stack=self.job.stack,
             accumulation=self.tree.schedule.accumulation,
         )
-        unit = self._unit(lowered, self.tree.schedule.pp)
         if which == "forward":
             before, after = passes.before_forward(unit), []
         else:
@@ -242,14 +282,19 @@ class _Compiler:
             held_bytes=held_bytes(lowered, self.job.precision, stack),
         )
 
-    def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:
-        """Bytes that each rank sends over a stage boundary."""
-        for lowered in (block for chunk in chunks for block in chunk):
-            if lowered.output is not None:
-                whole = self._shaper(lowered).copy_bytes(lowered.output)
-                tp = self._tp_size() if self._scattered(chunks) else 1
-                return whole / tp
-        return 0.0
+    def _boundaries(self, chunks: Sequence[Sequence[LoweredBlock]]) -> tuple[Boundary, ...]:
+        """What each rank sends over the boundary after every virtual stage but the last."""
+        whole = self._tp_size() if self._scattered(chunks) else 1
+        main = side = 0.0
+        result: list[Boundary] = []
+        for chunk in chunks[:-1]:
+            for lowered in chunk:
+                if lowered.output is not None:
+                    main = self._shaper(lowered).copy_bytes(lowered.output)
+                if lowered.side is not None:
+                    side = self._shaper(lowered).copy_bytes(lowered.side)
+            result.append(Boundary(main=main / whole, side=side / whole, whole=whole))
+        return tuple(result)
 
     def _tp_size(self) -> int:
         return self.mesh.size([axis for axis in self.mesh.axes if family(axis) == "tp"])
@@ -260,9 +305,19 @@ class _Compiler:
         split = {family(axis) for axis in output[1].shard_axes}
         return self.job.stack.scatter_gather and self._tp_size() > 1 and "tp" not in split
 
-    def _tied_elements(self, chunks: Sequence[Sequence[LoweredBlock]], stage: int) -> int:
-        """Elements of a weight that this stage shares with another stage, on one rank."""
+    def _ties(self, chunks: Sequence[Sequence[LoweredBlock]], stage: int) -> tuple[Tie, ...]:
+        """The weights that this stage shares with others, those of equal stages together."""
         pp = self.tree.schedule.pp
-        if pp == 1 or stage not in (0, pp - 1):
-            return 0
-        return sum(self._unit(block, pp).tied for block in chunks[-1])
+        stages: dict[str, set[int]] = {}
+        elements: dict[str, int] = {}
+        for place, chunk in enumerate(chunks):
+            for lowered in chunk:
+                for name, count in tied_weights(lowered, self.mesh).items():
+                    stages.setdefault(name, set()).add(place % pp)
+                    elements[name] = count
+        shared: dict[tuple[int, ...], int] = {}
+        for name, where in stages.items():
+            if len(where) > 1 and stage in where:
+                key = tuple(sorted(where))
+                shared[key] = shared.get(key, 0) + elements[name]
+        return tuple(Tie(stages=key, elements=count) for key, count in shared.items())

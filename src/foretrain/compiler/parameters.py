@@ -7,7 +7,7 @@ difference of two layouts. See docs/explain/placements.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -74,11 +74,10 @@ class WeightGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """The weights of one block instance; `tied` elements are a second copy of another weight."""
+    """The weights of one block instance."""
 
     path: str
     groups: tuple[WeightGroup, ...]
-    tied: int
     reshard: bool
     gathered: bool  # some weight has to be gathered before use
     microstep: bool  # gradients are reduced after every backward, not only once per step
@@ -89,20 +88,32 @@ class Unit:
         return sum(group.elements for group in self.groups)
 
 
-def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
+def tied_weights(lowered: LoweredBlock, mesh: Mesh) -> dict[str, int]:
+    """Returns the elements on one rank of every weight that other blocks may share, by its name.
+
+    The name is "block/weight" of the first copy: of a tied weight what it is tied to, of every
+    other its own.
+    """
+    return {
+        use.tensor.tied_to or f"{lowered.block.name}/{use.tensor.name}": local_elements(
+            use.tensor.size, use.used, mesh
+        )
+        for use in lowered.weights
+        if use.tensor.tied_to is not None or lowered.block.repeat == 1
+    }
+
+
+def make_unit(lowered: LoweredBlock, mesh: Mesh, *, held: Collection[str]) -> Unit:
     """Returns the unit of a block instance.
 
-    A tied weight is left out where its first copy is on the same ranks; on another stage it is a
-    `second_copy` that counts like any weight.
+    A tied weight is left out where an earlier block `held` its copy on the same ranks; the first
+    one of a stage counts like any weight.
     """
     groups: dict[Signature, int] = {}
-    tied = 0
     for use in lowered.weights:
         elements = local_elements(use.tensor.size, use.used, mesh)
-        if use.tensor.tied_to is not None:
-            if not second_copy:
-                continue
-            tied += elements
+        if use.tensor.tied_to in held:
+            continue
         signature = Signature(
             partial=use.partial,
             stored=use.stored,
@@ -115,7 +126,6 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
     return Unit(
         path=lowered.path,
         groups=weights,
-        tied=tied,
         reshard=lowered.reshard,
         gathered=any(group.signature.stored for group in weights),
         microstep=bool(reduced),

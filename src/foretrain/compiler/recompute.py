@@ -29,7 +29,7 @@ def read_by_backward(block: Block, backward: Backward, *, without: Iterable[str]
         for op in backward.ops
         if op.source not in left_out
         for operand in op.inputs
-        if operand.tensor in made or operand.tensor == block.input
+        if operand.tensor in made or operand.tensor in block.arrivals
     }
 
 
@@ -53,7 +53,7 @@ def saved_names(
     `scattered` are the tensors that forward left as partial sums and reduce-scattered.
     """
     if mode == "full" and block.recompute:
-        return set() if block.input is None else {block.input}
+        return set(block.arrivals)
     if mode != "selective" or not block.recompute:
         return read_by_backward(block, backward)
     if policy == "operators":
@@ -96,7 +96,9 @@ def _closure(block: Block, wanted: set[str], dropped: set[str]) -> set[str]:
         seen.add(name)
         if name in made and made[name].name in dropped:
             todo += [
-                o.tensor for o in made[name].inputs if o.tensor in made or o.tensor == block.input
+                o.tensor
+                for o in made[name].inputs
+                if o.tensor in made or o.tensor in block.arrivals
             ]
         else:
             saved.add(name)

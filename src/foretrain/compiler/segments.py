@@ -29,6 +29,8 @@ class SegmentMaker:
         keep = set(lowered.saved)
         if lowered.output is not None:
             keep.add(lowered.output)
+        if lowered.side is not None:
+            keep.add(lowered.side)
         owned = set[Copy]() if lowered.input is None else {lowered.input}
         return self._segment(f"{lowered.path} forward", lowered, lowered.forward, owned, keep)
 
@@ -40,7 +42,9 @@ class SegmentMaker:
         owned = set(lowered.saved)
         if lowered.output_grad is not None:
             owned.add(lowered.output_grad)
-        keep = set[Copy]() if lowered.input_grad is None else {lowered.input_grad}
+        if lowered.side_grad_in is not None:
+            owned.add(lowered.side_grad_in)
+        keep = {copy for copy in (lowered.input_grad, lowered.side_grad) if copy is not None}
         return self._segment(f"{lowered.path} backward", lowered, launches, owned, keep)
 
     def _segment(
@@ -147,6 +151,8 @@ class _Emitter:
 
     def __post_init__(self) -> None:
         self.stored |= self.owned
+        if self.lowered.side is not None:
+            self.stored.add(self.lowered.side)
         for launch in (launch for batch in self.batches for launch in batch):
             self.stored |= {launch.target} if isinstance(launch, Relayout) else set(launch.writes)
 

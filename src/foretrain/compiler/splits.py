@@ -21,7 +21,7 @@ REPLICATED_OVER = ""
 ROW_DIMS = {
     "layernorm": ("hidden",),
     "rmsnorm": ("hidden",),
-    "softmax": ("seq_kv",),
+    "softmax": ("seq_kv", "source"),
     "class_loss": ("class",),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.compiler.launches import LaunchList, StageContext
+from foretrain.compiler.launches import LaunchList, StageContext, Tie
 from foretrain.compiler.offload import host_bytes, host_step, moved_off
 from foretrain.compiler.optimizer import norm_segment, update_segment
 from foretrain.compiler.parameters import merge
@@ -87,7 +87,9 @@ class _Writer:
     launches: LaunchList
     weights: WeightTraffic
     blocking_sends: list[int] = field(default_factory=list[int])
-    routes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    routes: dict[tuple[int, int, float], int] = field(
+        default_factory=dict[tuple[int, int, float], int]
+    )
 
     @property
     def context(self) -> StageContext:
@@ -128,10 +130,10 @@ class _Writer:
             return []
         handles = [self._transfer(slot, edge, receive=True)]
         if self.context.scattered:
-            handles.append(self._whole_boundary(slot, handles[0]))
+            handles.append(self._whole_boundary(slot, edge, handles[0]))
         return handles
 
-    def _route_event(self, source: int, target: int) -> CommEvent:
+    def _route_event(self, source: int, target: int, size: float) -> CommEvent:
         """The transfer from one stage to another; all ranks of a node send at the same time."""
         c = self.context
         stride = c.mesh.stride("pp")
@@ -141,7 +143,7 @@ class _Writer:
         same_stage = min(stride, per_node) if c.mesh.axes[0] == "pp" else 1
         return CommEvent(
             collective="send_recv",
-            bytes=c.boundary,
+            bytes=size,
             dtype=c.precision.compute,
             ranks=ranks,
             sharers=same_stage if crossing else 1,
@@ -153,11 +155,19 @@ class _Writer:
         pp = c.tree.schedule.pp
         forward = slot.phase == "F"
         ends = (edge % pp, (edge + 1) % pp)
-        route = ends if forward else (ends[1], ends[0])
+        boundary = c.boundaries[edge]
+        source, sink = ends if forward else (ends[1], ends[0])
+        route = (source, sink, boundary.bytes)
         if route not in self.routes:
             self.routes[route] = self.launches.event(self._route_event(*route))
         part = _boundary_part(slot)
         word = "recv" if receive else "send"
+        freed = {part: -boundary.main * boundary.whole}
+        if not forward:  # the side tensor that came with the activations was read to the end
+            freed = {
+                part: -boundary.bytes * boundary.whole,
+                "activations": -boundary.side * boundary.whole,
+            }
         return self.launches.add(
             Comm(
                 label=f"{word} {'activation' if forward else 'gradient'}",
@@ -168,18 +178,19 @@ class _Writer:
                 after=() if after is None else (after,),
                 key=f"{slot.phase}{edge}.{slot.microbatch}",
                 posted=receive and c.tree.runtime.overlap_p2p,
-                delta_start={part: c.boundary} if receive else {},
-                delta_end={} if receive else {part: -c.whole_boundary()},
+                delta_start={part: boundary.bytes} if receive else {},
+                delta_end={} if receive else freed,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
             )
         )
 
-    def _whole_boundary(self, slot: Slot, received: int) -> int:
+    def _whole_boundary(self, slot: Slot, edge: int, received: int) -> int:
         """Gathers the boundary tensor over tp where each rank received only its part."""
         c = self.context
         axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
-        whole, part = c.whole_boundary(), _boundary_part(slot)
+        boundary, part = c.boundaries[edge], _boundary_part(slot)
+        whole = boundary.bytes * boundary.whole
         event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
         return self.launches.add(
             Comm(
@@ -190,7 +201,7 @@ class _Writer:
                 axes=axes,
                 after=(received,),
                 delta_start={part: whole},
-                delta_end={part: -c.boundary},
+                delta_end={part: -boundary.bytes},
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
             )
@@ -297,8 +308,8 @@ class _Writer:
         """Writes the rest of the reductions, the tied weights, norm, update, parameter gather."""
         c = self.context
         self.weights.flush(everything=True)
-        if c.tied:
-            self.weights.reductions.append(self._tied())
+        ready = tuple(self.weights.reductions)
+        self.weights.reductions += [self._tied(tie, ready) for tie in c.ties]
         if c.optimizer == "none":
             return
         groups = merge(group for unit in c.units() for group in unit.groups)
@@ -364,15 +375,15 @@ class _Writer:
             )
         )
 
-    def _tied(self) -> int:
-        """The gradient of a weight that stands on the first and the last stage."""
+    def _tied(self, tie: Tie, ready: tuple[int, ...]) -> int:
+        """The gradient of weights that stand on several stages."""
         c = self.context
-        pp, stride = c.tree.schedule.pp, c.mesh.stride("pp")
-        ranks = (0, (pp - 1) * stride)
+        stride = c.mesh.stride("pp")
+        ranks = tuple(stage * stride for stage in tie.stages)
         precision = c.precision
         event = CommEvent(
             collective="all_reduce",
-            bytes=c.tied * precision.bytes("grad_accumulate"),
+            bytes=tie.elements * precision.bytes("grad_accumulate"),
             dtype=precision.grad_accumulate,
             ranks=ranks,
             sharers=min(stride, c.groups.devices_per_node),
@@ -384,7 +395,7 @@ class _Writer:
                 stream="tied",
                 category="pp",
                 axes=("pp",),
-                after=tuple(self.weights.reductions),
-                key="tied embedding",
+                after=ready,
+                key=f"tied embedding {','.join(map(str, tie.stages))}",
             )
         )

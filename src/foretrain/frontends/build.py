@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from foretrain.frontends import transformer
+from foretrain.frontends.attention import scores_need
 from foretrain.frontends.convnet import build_conv_graph
 from foretrain.frontends.flops import conv_flops_per_sample, model_flops_per_sample
 from foretrain.frontends.spec import ConvSpec, Model
@@ -14,23 +17,40 @@ def build_graph(
     *,
     batch: int,
     sequence: int | None = None,
+    target_sequence: int | None = None,
     image: int | None = None,
     attention: str = "fused",
+    fused_scores: Collection[str] = ("alibi", "relative", "softcap"),
 ) -> Graph:
     """Returns the forward graph of one micro-step of `batch` samples.
 
-    A transformer reads `sequence` tokens per sample, a convolutional network square images of
-    `image` pixels. Raises InputError for sizes that the model cannot take.
+    A transformer reads `sequence` tokens per sample (and writes `target_sequence` with a decoder
+    beside an encoder), a convolutional network square images of `image` pixels. `fused_scores` is
+    what the fused attention kernel can do with scores: a model that needs more has its attention
+    unfused. Raises InputError for sizes that the model cannot take.
     """
     if isinstance(spec, ConvSpec):
         return build_conv_graph(spec, batch=batch, image=image)
-    return transformer.build_graph(spec, batch=batch, sequence=sequence or 1, attention=attention)
+    if not scores_need(spec) <= set(fused_scores):
+        attention = "unfused"
+    return transformer.build_graph(
+        spec,
+        batch=batch,
+        sequence=sequence or 1,
+        target_sequence=target_sequence,
+        attention=attention,
+    )
 
 
 def flops_per_sample(
-    spec: Model, *, sequence: int | None = None, image: int | None = None, causal_half: bool = True
+    spec: Model,
+    *,
+    sequence: int | None = None,
+    target_sequence: int | None = None,
+    image: int | None = None,
+    causal_half: bool = True,
 ) -> float:
     """Returns the model FLOP of one sample: forward and backward, no recompute."""
     if isinstance(spec, ConvSpec):
         return conv_flops_per_sample(spec, image)
-    return model_flops_per_sample(spec, sequence or 1, causal_half)
+    return model_flops_per_sample(spec, sequence or 1, causal_half, target_sequence)

@@ -37,7 +37,7 @@ def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str])
                 allowed=", ".join(map(str, divisors)),
             )
         )
-    problems += _encoder_problems(values, where)
+    problems += [*_encoder_problems(values, where), *_stack_problems(values, where)]
     activation = values.get("activation")
     gated = values.get("gated")
     if activation is not None and gated is not None and gated != (activation in GATED):
@@ -57,6 +57,42 @@ def consistency_problems(values: Mapping[str, Any], where: Callable[[str], str])
                 where=where("max_positions"),
             )
         )
+    return problems
+
+
+#: What a decoder beside an encoder cannot be, and why (frontends/encoder_decoder.py).
+_NOT_BESIDE: tuple[tuple[str, Any], ...] = (
+    ("head", "lm"),
+    ("image", None),
+    ("token_types", 0),
+    ("embedding_norm", False),
+    ("projection", None),
+    ("scaled_embedding", False),
+    ("parallel", False),
+    ("norm_order", "pre"),
+    ("window", None),
+    ("causal", True),
+    ("position_padding", 0),
+)
+
+
+def _stack_problems(values: Mapping[str, Any], where: Callable[[str], str]) -> list[Problem]:
+    """Returns what is not modelled of a decoder beside an encoder, and of alternating windows."""
+    problems: list[Problem] = []
+    if values.get("decoder_layers"):
+        problems += [
+            Problem(
+                what="is not modelled of an encoder with a decoder",
+                where=where(key),
+                value=values[key],
+                allowed="leave it out" if usual is None else str(usual).lower(),
+            )
+            for key, usual in _NOT_BESIDE
+            if values.get(key, usual) != usual
+        ]
+    if values.get("window_alternates") and not values.get("window"):
+        what = "a window in every second layer needs its size"
+        problems.append(Problem(what=what, where=where("window")))
     return problems
 
 

@@ -14,6 +14,7 @@ from foretrain.errors import InputError, Problem, nearest
 from foretrain.frontends.consistency import GATED, consistency_problems
 from foretrain.frontends.convnet import FAMILIES as CONV_FAMILIES
 from foretrain.frontends.spec import ModelSpec
+from foretrain.frontends.spellings import SPELLINGS
 
 _GPT: Mapping[str, Any] = {
     "norm": "layernorm",
@@ -57,6 +58,25 @@ _BERT: Mapping[str, Any] = {
     "final_norm": False,
     "max_positions": 512,
 }
+_GEMMA: Mapping[str, Any] = {
+    **_LLAMA,
+    "vocab": 256000,
+    "activation": "geglu",
+    "tied": True,
+    "scaled_embedding": True,
+}
+_T5: Mapping[str, Any] = {
+    **_NO_BIAS,
+    "vocab": 32128,
+    "norm": "rmsnorm",
+    "norm_bias": False,
+    "positions": "relative",
+    "max_positions": None,
+    "tied": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "inner_dropout": 0.1,
+}
 
 #: What each family usually is. Vocabulary of gpt: 50257 padded by Megatron for 8-way tensor
 #: parallelism; of the others: that of the first released checkpoint.
@@ -68,7 +88,15 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {**_LLAMA, "vocab": 151936, "qkv_bias": True},
     "qwen3": {**_LLAMA, "vocab": 151936, "qk_norm": True},
     "phi3": {**_LLAMA, "vocab": 32064},
-    "gemma": {**_LLAMA, "vocab": 256000, "activation": "geglu", "tied": True},
+    "gemma": _GEMMA,
+    "gemma2": {
+        **_GEMMA,
+        "norm_order": "both",
+        "window": 4096,
+        "window_alternates": True,
+        "softcap": True,
+        "head_softcap": True,
+    },
     "gpt_neox": {
         **_PLAIN,
         "vocab": 50432,
@@ -105,6 +133,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "parallel": True,
         "shared_norm": True,
     },
+    "t5": {**_T5, "activation": "relu"},
+    "mt5": {**_T5, "vocab": 250112, "activation": "geglu", "tied": False},
     "bert": {**_BERT, "vocab": 30522, "token_types": 2, "head": "pretraining", "pooler": True},
     "roberta": {
         **_BERT,
@@ -126,50 +156,15 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+#: Families whose layers are an encoder's, with a decoder of as many unless stated.
+ENCODER_DECODERS = ("t5", "mt5")
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "relu", "silu", *GATED),
-    "positions": ("learned", "rotary", "alibi", "none"),
-    "norm_order": ("pre", "post"),
+    "positions": ("learned", "rotary", "alibi", "relative", "none"),
+    "norm_order": ("pre", "post", "both"),
     "head": ("lm", "mlm", "pretraining", "classification", "none"),
-}
-
-#: One concept, many spellings (Megatron, Hugging Face, NeMo, llm-foundry).
-SPELLINGS: Mapping[str, str] = {
-    "num_layers": "layers",
-    "num_hidden_layers": "layers",
-    "n_layer": "layers",
-    "n_layers": "layers",
-    "hidden_size": "hidden",
-    "n_embd": "hidden",
-    "d_model": "hidden",
-    "num_attention_heads": "heads",
-    "num_heads": "heads",
-    "n_head": "heads",
-    "n_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "num_query_groups": "kv_heads",
-    "num_kv_heads": "kv_heads",
-    "n_kv_heads": "kv_heads",
-    "kv_channels": "head_dim",
-    "ffn_hidden_size": "ffn",
-    "intermediate_size": "ffn",
-    "n_inner": "ffn",
-    "vocab_size": "vocab",
-    "max_position_embeddings": "max_positions",
-    "n_positions": "max_positions",
-    "tie_word_embeddings": "tied",
-    "sliding_window": "window",
-    "hidden_dropout": "dropout",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "type_vocab_size": "token_types",
-    "image_size": "image",
-    "patch_size": "patch",
-    "num_channels": "channels",
-    "max_predictions_per_seq": "masked",
 }
 
 _INTEGERS = (
@@ -186,9 +181,12 @@ _INTEGERS = (
     "image",
     "patch",
     "channels",
+    "buckets",
+    "projection",
 )
-_COUNTS = ("vocab", "token_types", "position_padding")  # none is a number, too
-_SHARES = ("dropout", "attention_dropout", "rotary_fraction")
+#: None of these is a number, too.
+_COUNTS = ("decoder_layers", "vocab", "token_types", "position_padding")
+_SHARES = ("dropout", "attention_dropout", "inner_dropout", "rotary_fraction")
 _FLAGS = (
     "gated",
     "tied",
@@ -205,6 +203,10 @@ _FLAGS = (
     "embedding_norm",
     "pooler",
     "class_token",
+    "window_alternates",
+    "softcap",
+    "head_softcap",
+    "scaled_embedding",
 )
 _REQUIRED = ("layers", "hidden", "heads")
 _KEYS = ("family", *_INTEGERS, *_COUNTS, *_SHARES, *_FLAGS, "name", *CHOICES)
@@ -298,9 +300,11 @@ def check_value(key: str, value: object) -> tuple[Any, str]:
         upto = f" and at most {MAX_LAYERS:,}" if key == "layers" else ""
         return None, f"a whole number of at least 1{upto}"
     if key in _COUNTS:
-        if number is not None and number >= 0 and number == int(number):
+        most = MAX_LAYERS if key == "decoder_layers" else math.inf
+        if number is not None and 0 <= number <= most and number == int(number):
             return int(number), ""
-        return None, "a whole number of at least 0"
+        upto = f" and at most {MAX_LAYERS:,}" if key == "decoder_layers" else ""
+        return None, f"a whole number of at least 0{upto}"
     if key in _SHARES:
         if number is not None and 0 <= number <= 1:
             return float(number), ""
@@ -342,6 +346,11 @@ def _with_defaults(
     gated = result["activation"] in GATED
     result.setdefault("gated", gated)
     heads, hidden = values.get("heads"), values.get("hidden")
+    if family in ENCODER_DECODERS and "decoder_layers" not in values and values.get("layers"):
+        result["decoder_layers"] = values["layers"]
+        assumed.append(f"decoder_layers {result['decoder_layers']}, as many as layers")
+    if "inner_dropout" in FAMILIES[family] and "inner_dropout" not in values:
+        result["inner_dropout"] = result["dropout"]
     if "kv_heads" not in values and heads:
         result["kv_heads"] = heads
         assumed.append(f"kv_heads {heads}, as many as heads")

@@ -1,6 +1,7 @@
 """The last block of a transformer: what its loss is computed from.
 
-lm              norm, logits, loss
+lm              norm, dropout (of a decoder beside an encoder), project (to a narrower table),
+                logits, softcap, loss
 mlm             select (with a fixed number of masked positions), dense, act, mlm_norm, logits
                 (tied to the word table, with a bias of their own), loss
 classification  norm, first (the vector of the first position), pooler, tanh, classes, loss
@@ -16,6 +17,7 @@ from foretrain.frontends.layers import (
     X,
     add_activation,
     add_column_linear,
+    add_dropout,
     add_norm,
     add_select,
 )
@@ -28,6 +30,8 @@ def build_head(b: BlockBuilder) -> Block:
     x = b.tensor("x_in", X)
     if spec.final_norm:
         x = add_norm(b, "head.norm", x)
+    if spec.decoder_layers and b.dropout and spec.dropout > 0:
+        x = add_dropout(b, "head.dropout", x, X)
     if spec.head == "lm":
         _vocabulary(b, x, "batch seq", bias=spec.head_bias)
     elif spec.head == "mlm":
@@ -45,6 +49,9 @@ def build_head(b: BlockBuilder) -> Block:
 
 
 def _vocabulary(b: BlockBuilder, x: str, rows: str, *, bias: bool) -> None:
+    spec = b.spec
+    if spec.projection is not None:
+        x = add_column_linear(b, "head.project", x, "table", bias=False, rows=rows)
     logits = add_column_linear(
         b,
         "head.logits",
@@ -52,11 +59,29 @@ def _vocabulary(b: BlockBuilder, x: str, rows: str, *, bias: bool) -> None:
         "vocab",
         bias=bias,
         groups={"out": ("vocab",)},
-        out="logits",
-        tied_to=f"embedding/{WORD_WEIGHT}" if b.spec.tied else None,
+        out=None if spec.head_softcap else "logits",
+        tied_to=f"embedding/{WORD_WEIGHT}" if spec.tied else None,
         rows=rows,
+        depth="hidden" if spec.projection is None else "table",
     )
+    if spec.head_softcap:
+        logits = _softcap(b, logits, f"{rows} vocab")
     _loss(b, logits, "", rows, "vocab")
+
+
+def _softcap(b: BlockBuilder, logits: str, dims: str) -> str:
+    """Returns cap x tanh(logits / cap); backward needs its result only."""
+    out = b.tensor("logits", dims)
+    b.op(
+        "head.softcap",
+        "pointwise",
+        "softcap",
+        dims,
+        inputs=[(logits, dims)],
+        outputs=[(out, dims)],
+        saved=(out,),
+    )
+    return out
 
 
 def _masked(b: BlockBuilder, x: str) -> None:

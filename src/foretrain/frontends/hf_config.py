@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.errors import FileFormatError, Problem
-from foretrain.frontends.consistency import consistency_problems
-from foretrain.frontends.families import (
-    FAMILIES,
-    check_value,
-)
+from foretrain.frontends.consistency import GATED, consistency_problems
+from foretrain.frontends.families import ENCODER_DECODERS, FAMILIES, check_value
 from foretrain.frontends.hf_families import ACTIVATION_KEYS, GATED_FAMILIES, WIDE, special
 from foretrain.frontends.hf_families import KEYS as MORE_KEYS
 from foretrain.frontends.spec import ModelSpec
@@ -68,6 +65,8 @@ _PLAIN = {
     "silu": "silu",
     "swish": "silu",
 }
+#: T5 says in one word whether the MLP is gated.
+_FEED_FORWARD = {**_PLAIN, **{f"gated-{name}": ours for name, ours in _GATED.items()}}
 
 
 def load_hf_config(path: str | Path) -> ModelSpec:
@@ -142,7 +141,7 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
         family=family,
         source=where,
         assumed=assumed,
-        gated=family in GATED_FAMILIES,
+        gated=values["activation"] in GATED,
         **values,
     )
 
@@ -221,6 +220,8 @@ def _activation(
     """Sets the activation of a gated or plain MLP, as the family has it."""
     key, default = ACTIVATION_KEYS.get(family, ("hidden_act", "silu"))
     known = _GATED if family in GATED_FAMILIES else _PLAIN
+    if family in ENCODER_DECODERS:
+        known = _FEED_FORWARD
     given = config.get(key) or default
     if isinstance(given, str) and given in known:
         values["activation"] = known[given]

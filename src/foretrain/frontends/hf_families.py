@@ -34,17 +34,43 @@ _ENCODER: Mapping[str, str] = {
     "type_vocab_size": "token_types",
 }
 
+_ENCODER_DECODER: Mapping[str, str] = {
+    "num_layers": "layers",
+    "num_decoder_layers": "decoder_layers",
+    "d_model": "hidden",
+    "num_heads": "heads",
+    "d_kv": "head_dim",
+    "d_ff": "ffn",
+    "vocab_size": "vocab",
+    "relative_attention_num_buckets": "buckets",
+    "dropout_rate": "dropout",
+    "tie_word_embeddings": "tied",
+}
+
 KEYS: Mapping[str, Mapping[str, str]] = {
     "qwen3": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
     "phi3": {**_USUAL, "num_key_value_heads": "kv_heads", "resid_pdrop": "dropout"},
     "gemma": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
+    "gemma2": {
+        **_USUAL,
+        "num_key_value_heads": "kv_heads",
+        "head_dim": "head_dim",
+        "sliding_window": "window",
+    },
+    "t5": _ENCODER_DECODER,
+    "mt5": _ENCODER_DECODER,
     "gpt_neox": {
         **_USUAL,
         "rotary_pct": "rotary_fraction",
         "use_parallel_residual": "parallel",
         "hidden_dropout": "dropout",
     },
-    "opt": {**_without(_USUAL, "intermediate_size"), "ffn_dim": "ffn", "dropout": "dropout"},
+    "opt": {
+        **_without(_USUAL, "intermediate_size"),
+        "ffn_dim": "ffn",
+        "dropout": "dropout",
+        "word_embed_proj_dim": "projection",
+    },
     "bloom": {
         "n_layer": "layers",
         "n_head": "heads",
@@ -98,6 +124,9 @@ ACTIVATION_KEYS: Mapping[str, tuple[str, str]] = {
     "opt": ("activation_function", "relu"),
     "falcon": ("activation", "gelu"),
     "gemma": ("hidden_activation", "gelu_pytorch_tanh"),
+    "gemma2": ("hidden_activation", "gelu_pytorch_tanh"),
+    "t5": ("feed_forward_proj", "relu"),
+    "mt5": ("feed_forward_proj", "gated-gelu"),
     "gpt_neox": ("hidden_act", "gelu"),
     "phi": ("hidden_act", "gelu_new"),
     "bert": ("hidden_act", "gelu"),
@@ -106,7 +135,7 @@ ACTIVATION_KEYS: Mapping[str, tuple[str, str]] = {
     "bloom": ("", "gelu"),
     "mpt": ("", "gelu"),
 }
-GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
+GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2")
 
 #: Ending of an architecture's name -> head and pooler of an encoder; the first match decides.
 _HEADS: tuple[tuple[str, str, bool], ...] = (
@@ -149,9 +178,8 @@ def _gpt_neox(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse)
 
 
 def _opt(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) -> None:
-    width = config.get("word_embed_proj_dim")
-    if width is not None and width != values.get("hidden"):
-        refuse("word_embed_proj_dim", width, "the hidden size")
+    if values.get("projection") == values.get("hidden"):
+        values.pop("projection", None)
     if config.get("do_layer_norm_before") is False:
         values |= {"norm_order": "post", "final_norm": False}
     _biases(config.get("enable_bias"), values, "qkv_bias", "out_bias", "mlp_bias")
@@ -217,6 +245,34 @@ def _gemma(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) ->
     values.setdefault("head_dim", 256)
 
 
+def _gemma2(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) -> None:
+    values.setdefault("head_dim", 256)
+    for key, ours in (
+        ("attn_logit_softcapping", "softcap"),
+        ("final_logit_softcapping", "head_softcap"),
+    ):
+        if key in config:
+            values[ours] = config[key] is not None
+    kinds = config.get("layer_types")
+    turns = ["sliding_attention", "full_attention"]
+    if isinstance(kinds, list):
+        listed = cast("list[Any]", kinds)
+        if any(kind != turns[i % 2] for i, kind in enumerate(listed)):
+            refuse("layer_types", "another order", f"{turns[0]} and {turns[1]} in turn")
+    _biases(config.get("attention_bias"), values, "qkv_bias", "out_bias")
+
+
+def _t5(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) -> None:
+    """One rate for all dropouts; `num_hidden_layers` is a second name of the layers."""
+    _other_spellings(config, values, num_hidden_layers="layers")
+    if values.get("layers") is not None:
+        values.setdefault("decoder_layers", values["layers"])
+    if values.get("dropout") is not None:
+        values |= dict.fromkeys(("attention_dropout", "inner_dropout"), values["dropout"])
+    if config.get("is_encoder_decoder") is False or config.get("is_decoder") is True:
+        refuse("is_encoder_decoder", "false", "true")
+
+
 def _encoder(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) -> None:
     if config.get("is_decoder") is True or config.get("add_cross_attention") is True:
         refuse("is_decoder", "true", "false")
@@ -265,6 +321,9 @@ _SPECIAL: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any], Refuse], Non
     "phi": _phi,
     "phi3": _phi3,
     "gemma": _gemma,
+    "gemma2": _gemma2,
+    "t5": _t5,
+    "mt5": _t5,
     "bert": _encoder,
     "roberta": _roberta,
     "vit": _encoder,

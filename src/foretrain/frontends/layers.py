@@ -146,14 +146,16 @@ def add_column_linear(
     out: str | None = None,
     tied_to: str | None = None,
     rows: str = "batch seq",
+    depth: str = "hidden",
 ) -> str:
-    """Returns the output of a linear layer from hidden to the dims `width`, for each of `rows`.
+    """Returns the output of a linear layer from `depth` to the dims `width`, for each of `rows`.
 
     Its output dims may be split freely: a bias is split with them and rides along as an operand.
     A layer from hidden to hidden has the width "out"; its output is indexed by hidden again.
     """
-    weight = b.weight(f"{name}.weight", f"{width} hidden", tied_to=tied_to)
-    inputs = [(x, f"{rows} in"), (weight, f"{width} in")]
+    weight = b.weight(f"{name}.weight", f"{width} {depth}", tied_to=tied_to)
+    summed = "in" if depth == "hidden" else depth
+    inputs = [(x, f"{rows} {summed}"), (weight, f"{width} {summed}")]
     if bias:
         inputs.append((b.weight(f"{name}.bias", width), width))
     dims = f"{rows} {width}"
@@ -162,8 +164,8 @@ def add_column_linear(
         name,
         "contraction",
         "gemm",
-        f"{dims} in",
-        reduce="in",
+        f"{dims} {summed}",
+        reduce=summed,
         inputs=inputs,
         outputs=[(out, dims)],
         grad="contraction",

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A transformer of one stack of layers: a decoder, or an encoder of text or of images.
+    """A transformer: a decoder, an encoder of text or of images, or an encoder with a decoder.
 
     `ffn` is the width of the MLP's hidden layer (of each of the two halves when gated).
-    `positions`: learned (a table of `max_positions` rows), rotary, alibi or none.
-    `norm_order` pre: norms stand before attention and MLP; post: after their residual sums.
+    With `decoder_layers` the `layers` are those of an encoder, and the decoder's layers read its
+    output by cross attention.
+    `positions`: learned (a table of `max_positions` rows), rotary, alibi, relative (a table of
+    `buckets` rows per stack, added to the scores) or none.
+    `norm_order` pre: norms stand before attention and MLP; post: after their residual sums; both:
+    before them and on their outputs.
+    `window` limits attention to that many keys, in every second layer (the first one included)
+    with `window_alternates`. `softcap`: attention scores go through a hyperbolic tangent,
+    `head_softcap`: the logits do. `projection` is the width of the word table where it differs
+    from `hidden`. `inner_dropout` stands inside the MLP.
     `parallel`: attention and MLP stand beside each other and their outputs are added, with one
     norm for both when `shared_norm`. `position_padding` counts rows of the position table that no
     token uses. `masked` is how many positions of a sample a masked-language head works on (None:
@@ -33,6 +41,7 @@ class ModelSpec:
     activation: str = "gelu"  # gelu, relu, silu; gated: swiglu, geglu
     gated: bool = False
     positions: str = "learned"
+    buckets: int = 32
     rotary_fraction: float = 1.0
     tied: bool = True
     qkv_bias: bool = True
@@ -43,9 +52,16 @@ class ModelSpec:
     final_norm: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    inner_dropout: float = 0.0
     window: int | None = None
+    window_alternates: bool = False
+    softcap: bool = False
+    head_softcap: bool = False
+    projection: int | None = None
+    scaled_embedding: bool = False
+    decoder_layers: int = 0
     causal: bool = True
-    norm_order: str = "pre"  # pre, post
+    norm_order: str = "pre"  # pre, post, both
     parallel: bool = False
     shared_norm: bool = False
     qk_norm: bool = False  # RMSNorm over each head of queries and keys
@@ -64,6 +80,16 @@ class ModelSpec:
     vocab_unpadded: int | None = None  # the model's own vocabulary when `vocab` was padded
     source: str = ""
     assumed: tuple[str, ...] = ()  # defaults taken for what the user left out
+
+    @property
+    def depth(self) -> int:
+        """Returns the number of layers of all stacks."""
+        return self.layers + self.decoder_layers
+
+    @property
+    def table_width(self) -> int:
+        """Returns the width of the word table."""
+        return self.projection or self.hidden
 
     @property
     def image_sequence(self) -> int | None:

@@ -1,37 +1,27 @@
 """A transformer as a Graph: embedding, layers x L, head with the loss.
 
     embedding   frontends/embeddings.py                                               -> x
-    layers      attention: norm, q, k, v, norm_q, norm_k, rotary_q, rotary_k, core | scores,
-                softmax, dropout, context, out, residual;
-                mlp: norm, up, gate, act, down, residual                              -> x_out
+    layers      frontends/layer.py: attention and mlp                                 -> x_out
     head        frontends/heads.py
 
-Post-norm layers have their norms after the residuals; parallel ones join attention and MLP
-(mlp.join) before the one residual.
+An encoder with a decoder has more blocks: frontends/encoder_decoder.py. Layers of two kinds in turn
+are two blocks "layers", each with the numbers of its layers.
 
 Sizes are global (see graph/ir.py). An operator's output is called like the operator, with ".out".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from foretrain.errors import InputError, Problem
-from foretrain.frontends.attention import add_fused_core, add_rotary, add_unfused_core
+from foretrain.frontends.attention import self_core
 from foretrain.frontends.embeddings import build_embedding
+from foretrain.frontends.encoder_decoder import encoder_decoder_blocks
 from foretrain.frontends.heads import build_head
-from foretrain.frontends.layers import (
-    KV,
-    BlockBuilder,
-    Q,
-    X,
-    add_activation,
-    add_column_linear,
-    add_norm,
-    add_residual,
-    add_row_linear,
-    add_sum,
-)
+from foretrain.frontends.layer import add_layer
+from foretrain.frontends.layers import BlockBuilder, X
 from foretrain.frontends.spec import ModelSpec
 from foretrain.graph.ir import Block, Graph
 
@@ -43,12 +33,14 @@ def build_graph(
     *,
     batch: int,
     sequence: int,
+    target_sequence: int | None = None,
     attention: str = "fused",
     dropout: bool = True,
     vocab_multiple: int = 1,
 ) -> Graph:
     """Returns the forward graph of one micro-step of `batch` samples of `sequence` tokens.
 
+    A decoder beside an encoder works on `target_sequence` tokens (as many as `sequence` if None).
     `attention` is "fused" or "unfused"; without `dropout` no dropout operator and no mask is built
     whatever the spec says. `vocab_multiple` rounds the vocabulary up (Megatron pads its table to
     a multiple of 128 x tp). Raises InputError for sizes below 1, an unknown `attention`, and a
@@ -60,6 +52,8 @@ def build_graph(
         "batch": batch,
         "seq": sequence,
         "seq_kv": sequence,
+        "bucket": spec.buckets,
+        "table": spec.table_width,
         "position": (spec.image_sequence or spec.max_positions or sequence) + spec.position_padding,
         "type": spec.token_types,
         "masked": min(spec.masked or sequence, sequence),
@@ -79,13 +73,19 @@ def build_graph(
     def builder() -> BlockBuilder:
         return BlockBuilder(sizes=sizes, spec=spec, dropout=dropout)
 
+    fused = attention == "fused"
+    if spec.decoder_layers:
+        target = target_sequence or sequence
+        blocks = encoder_decoder_blocks(spec, sizes, target, dropout=dropout, fused=fused)
+    else:
+        blocks = (
+            build_embedding(builder()),
+            *_layer_blocks(builder, fused=fused),
+            build_head(builder()),
+        )
     return Graph(
         name=spec.name,
-        blocks=(
-            build_embedding(builder()),
-            _layers(builder(), fused=attention == "fused"),
-            build_head(builder()),
-        ),
+        blocks=blocks,
         batch=batch,
         sequence=sequence,
         facts=_facts(spec, vocab, attention),
@@ -97,6 +97,7 @@ def _facts(spec: ModelSpec, vocab: int, attention: str) -> Mapping[str, float | 
         "family": spec.family,
         "hidden": spec.hidden,
         "layers": spec.layers,
+        **({"decoder_layers": spec.decoder_layers} if spec.decoder_layers else {}),
         "heads": spec.heads,
         "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
@@ -153,98 +154,23 @@ def _check(spec: ModelSpec, batch: int, sequence: int, attention: str, vocab_mul
         raise InputError(problems)
 
 
-def _layers(b: BlockBuilder, *, fused: bool) -> Block:
+def _layers(b: BlockBuilder, numbers: tuple[int, ...], *, window: int | None, fused: bool) -> Block:
+    """The layers that attend within `window`; `numbers` says which when others do not."""
     x = b.tensor("x_in", X)
-    if b.spec.parallel:
-        _parallel(b, x, fused=fused)
-    elif b.spec.norm_order == "post":
-        x = _residual(b, "attention", _attention(b, x, fused=fused), x, "attention.residual.out")
-        x = add_norm(b, "attention.norm", x)
-        x = _residual(b, "mlp", _mlp(b, x), x, "mlp.residual.out")
-        add_norm(b, "mlp.norm", x, out="x_out")
-    else:
-        attended = _attention(b, add_norm(b, "attention.norm", x), fused=fused)
-        x = _residual(b, "attention", attended, x, "attention.residual.out")
-        _residual(b, "mlp", _mlp(b, add_norm(b, "mlp.norm", x)), x, "x_out")
-    return b.block("layers", repeat=b.spec.layers, input="x_in", output="x_out", recompute=True)
-
-
-def _parallel(b: BlockBuilder, x: str, *, fused: bool) -> None:
-    """Attention and MLP beside each other: their partial sums are added, then reduced once."""
-    normed = add_norm(b, "attention.norm", x)
-    attended = _attention(b, normed, fused=fused)
-    other = normed if b.spec.shared_norm else add_norm(b, "mlp.norm", x)
-    both = add_sum(b, "mlp.join", attended, _mlp(b, other))
-    biases = [*_bias_names(b, "attention"), *_bias_names(b, "mlp")]
-    add_residual(b, "mlp.residual", both, x, biases=biases, out="x_out")
-
-
-def _residual(b: BlockBuilder, part: str, x: str, skip: str, out: str) -> str:
-    return add_residual(b, f"{part}.residual", x, skip, biases=_bias_names(b, part), out=out)
-
-
-def _bias_names(b: BlockBuilder, part: str) -> list[str]:
-    """The bias of the row linear layer of a part: it is added after the partial sums are."""
-    if part == "attention":
-        return ["attention.out.bias"] if b.spec.out_bias else []
-    return ["mlp.down.bias"] if b.spec.mlp_bias else []
-
-
-def _attention(b: BlockBuilder, x: str, *, fused: bool) -> str:
     spec = b.spec
-    heads = "kv_head group head_dim"
-    q = add_column_linear(
-        b,
-        "attention.q",
-        x,
-        heads,
-        bias=spec.qkv_bias,
-        groups={"heads": ("kv_head", "group"), "out": ("kv_head", "group", "head_dim")},
-        fuse="qkv",
-    )
-    k, v = (
-        add_column_linear(
-            b,
-            f"attention.{name}",
-            x,
-            "kv_head head_dim",
-            bias=spec.qkv_bias,
-            groups={"heads": ("kv_head",), "out": ("kv_head", "head_dim")},
-            fuse="qkv",
-        )
-        for name in ("k", "v")
-    )
-    if spec.qk_norm:
-        q = add_norm(b, "attention.norm_q", q, dims=Q)
-        k = add_norm(b, "attention.norm_k", k, dims=KV)
-    if spec.positions == "rotary":
-        q = add_rotary(b, "attention.rotary_q", q, Q)
-        k = add_rotary(b, "attention.rotary_k", k, KV)
-    core = (add_fused_core if fused else add_unfused_core)(b, q, k, v)
-    return add_row_linear(
-        b,
-        "attention.out",
-        core,
-        heads,
-        groups={"heads": ("kv_head", "group"), "in": ("kv_head", "group", "head_dim")},
-    )
+    add_layer(b, x, self_core(spec, window=window), fused=fused)
+    repeat = len(numbers) or spec.layers
+    block = b.block("layers", repeat=repeat, input="x_in", output="x_out", recompute=True)
+    return replace(block, numbers=numbers)
 
 
-def _mlp(b: BlockBuilder, x: str) -> str:
-    spec = b.spec
-    names = ("mlp.up", "mlp.gate") if spec.gated else ("mlp.up",)
-    wide = [
-        add_column_linear(
-            b,
-            name,
-            x,
-            "ffn",
-            bias=spec.mlp_bias,
-            groups={"out": ("ffn",)},
-            fuse="gate_up" if spec.gated else None,
-        )
-        for name in names
+def _layer_blocks(make: Callable[[], BlockBuilder], *, fused: bool) -> list[Block]:
+    """One kind of layers, or two in turn: with a window first, then without."""
+    spec = make().spec
+    if spec.window is None or not spec.window_alternates or spec.layers == 1:
+        return [_layers(make(), (), window=spec.window, fused=fused)]
+    every = range(spec.layers)
+    return [
+        _layers(make(), tuple(every[0::2]), window=spec.window, fused=fused),
+        _layers(make(), tuple(every[1::2]), window=None, fused=fused),
     ]
-    wide.reverse()  # act(gate) x up
-    activated = add_activation(b, "mlp.act", spec.activation, wide, "batch seq ffn")
-    return add_row_linear(b, "mlp.down", activated, "ffn", groups={"in": ("ffn",)})

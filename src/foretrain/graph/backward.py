@@ -20,7 +20,8 @@ class Backward:
     """The derived operators of a block in launch order, and the names they use.
 
     `weight_grads` maps a weight to its gradient; `input_grad` is the gradient that leaves to the
-    previous block, `output_grad` the one that arrives from the next.
+    previous block, `output_grad` the one that arrives from the next; `side_grad_in` and `side_grad`
+    are the same of the tensor that goes along (`Block.side`): the sum of what later layers gave.
     """
 
     ops: tuple[Op, ...]
@@ -28,8 +29,12 @@ class Backward:
     weight_grads: Mapping[str, str]
     input_grad: str | None
     output_grad: str | None
+    side_grad_in: str | None = None
+    side_grad: str | None = None
 
 
+#: The operator that starts the gradient of the side tensor.
+SIDE_ZERO = "side.zero"
 #: Rules that start a gradient instead of passing one on.
 LOSSES = ("cross_entropy", "mean")
 
@@ -45,14 +50,22 @@ def derive_backward(block: Block) -> Backward:
     if block.output is not None:
         walk.grads[block.output] = grad_name(block.output)
         walk.declare(grad_name(block.output), block.tensor(block.output))
+    if block.side is not None and block.output is not None:
+        walk.grads[block.side] = grad_name(block.side)
+        walk.declare(grad_name(block.side), block.tensor(block.side))
     for _, group in groupby(reversed(block.ops), key=lambda op: op.fuse or op.name):
         walk.derive(list(group))
+    if block.side is not None and block.output is None:
+        walk.start_side(block.side)
+    side = block.side or ""
     return Backward(
         ops=tuple(walk.ops),
         tensors=tuple(walk.tensors.values()),
         weight_grads={w.name: walk.grads[w.name] for w in block.weights if w.name in walk.grads},
         input_grad=walk.grads.get(block.input) if block.input else None,
         output_grad=grad_name(block.output) if block.output else None,
+        side_grad_in=grad_name(side) if side and block.output is not None else None,
+        side_grad=None if block.makes_side else walk.grads.get(side),
     )
 
 
@@ -185,9 +198,21 @@ class _Walk:
         )
         self.grads[tensor] = total
 
+    def start_side(self, side: str) -> None:
+        """Starts the gradient of the side tensor at zero: the last block does not read it."""
+        tensor = self.block.tensor(side)
+        dims = tuple(Dim(name=d, size=s) for d, s in zip(tensor.dims, tensor.shape, strict=True))
+        grad = self.declare(grad_name(side), tensor)
+        output = Operand(tensor=grad, dims=tensor.dims)
+        self.ops.append(
+            Op(name=SIDE_ZERO, kind="pointwise", cost="zero", dims=dims, inputs=(),
+               outputs=(output,), grad="none", phase="backward")
+        )  # fmt: skip
+        self.grads[side] = grad
+
     def differentiable(self, operand: Operand) -> bool:
         """Returns whether a gradient of the operand is wanted."""
-        if operand.tensor == self.block.input:
+        if operand.tensor in self.block.arrivals:
             return True
         return self.block.tensor(operand.tensor).role in ("weight", "activation")
 
@@ -248,10 +273,9 @@ def _conv2d(walk: _Walk, op: Op) -> None:
 
 
 def _attention(walk: _Walk, op: Op) -> None:
-    """One kernel for dq, dk, dv; it recomputes the scores: 2.5 times the forward FLOP."""
-    q, k, v = op.inputs[:3]
+    """One kernel for dq, dk, dv (and a table of positions): 2.5 times the forward FLOP."""
     walk.emit(
-        op, "d", "backward", [q, k, v],
+        op, "d", "backward", list(op.inputs),
         inputs=[walk.dy(op), *walk.saved(op)], flops=2.5 * op.flops,
     )  # fmt: skip
 
@@ -301,7 +325,7 @@ def _bias(walk: _Walk, op: Op) -> None:
     """out = x + table: dx is dy itself; the table's gradient sums over what it does not index."""
     dy = walk.dy(op)
     walk.contribute(op.inputs[0].tensor, dy.tensor)
-    for table in op.inputs[1:]:
+    for table in (operand for operand in op.inputs[1:] if _is_weight(walk, operand)):
         walk.emit(op, "db", "backward_weight", [table], inputs=[dy], linear=(0,),
                   cost="bias_grad", flops=1.0)  # fmt: skip
 

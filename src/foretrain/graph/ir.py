@@ -33,7 +33,8 @@ class Tensor:
     """A tensor of a block: `dims` name its own dims in storage order, `shape` sizes them.
 
     `dtype` is a role of `Precision` (compute, weight, ...) or a concrete dtype (fp32, int64).
-    `tied_to` names the weight "block/tensor" that this weight shares its values with.
+    `tied_to` names the weight "block/tensor" that this weight shares its values with; the weight
+    itself is named where all repeats of a block share one.
     """
 
     name: str
@@ -111,8 +112,11 @@ class Block:
     """A template of operators that repeats; layer i of block "layers" has the path "layers.i".
 
     `input` and `output` are the tensors that arrive from the previous and leave to the next block
-    (or the next repeat); None at the ends of the model. `unit` says whether the block is what
-    FSDP wraps and full recompute restarts from.
+    (or the next repeat); None at the ends of the model. `side` is a second tensor that goes along:
+    the output of an encoder, which every layer of the decoder reads and passes on. One block
+    `makes_side`; it belongs to the layer that follows. `numbers` are the layers that the block
+    stands for where layers of several kinds alternate (blocks of one name), else 0, 1, ...
+    `recompute` says whether full recompute restarts from the block.
     """
 
     name: str
@@ -122,6 +126,20 @@ class Block:
     input: str | None
     output: str | None
     recompute: bool = True
+    side: str | None = None
+    makes_side: bool = False
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Returns the number of the layer that each repeat is."""
+        return self.numbers or tuple(range(self.repeat))
+
+    @property
+    def arrivals(self) -> tuple[str, ...]:
+        """Returns the tensors that come from earlier blocks."""
+        side = None if self.makes_side else self.side
+        return tuple(name for name in (self.input, side) if name is not None)
 
     def tensor(self, name: str) -> Tensor:
         """Returns the tensor called `name`; KeyError if there is none."""
@@ -151,10 +169,10 @@ class Graph:
     def num_parameters(self) -> int:
         """Returns the number of distinct parameters (tied weights count once)."""
         return sum(
-            tensor.size * block.repeat
+            tensor.size * (block.repeat if tensor.tied_to is None else 1)
             for block in self.blocks
             for tensor in block.weights
-            if tensor.tied_to is None
+            if tensor.tied_to in (None, f"{block.name}/{tensor.name}")
         )
 
     @property

@@ -55,6 +55,8 @@ def _training(training: Training) -> dict[str, Any]:
     }
     if training.sequence is not None:
         form["sequence"] = training.sequence
+    if training.target_sequence is not None:
+        form["target_sequence"] = training.target_sequence
     if training.image is not None:
         form["image"] = training.image
     return form

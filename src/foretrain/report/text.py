@@ -62,6 +62,8 @@ def run_line(run: RunSpec) -> str:
     words = [run.model.name]
     if training.sequence is not None:
         words.append(f"sequence {training.sequence}")
+    if training.target_sequence is not None:
+        words.append(f"target {training.target_sequence}")
     if training.image is not None:
         words.append(f"image {training.image}")
     words += [training.precision, plan_words(run), f"stack {run.stack.name}"]

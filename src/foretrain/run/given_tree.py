@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretrain.errors import PlanError, Problem
+from foretrain.frontends.encoder_decoder import STACKS
 from foretrain.run.fields import Fields
 from foretrain.strategy.plan import Plan, Recompute
 from foretrain.strategy.text import read_tree
@@ -33,7 +34,8 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
         what = f"plan.tree decides {key} already"
         way_out = f"leave {key} out, or leave the tree out"
         fields.refuse([Problem(what=what, where=f"plan.{key}", way_out=way_out)], PlanError)
-    settings = resolve(tree.nodes, "layers.0")
+    stack = STACKS[0] if any(n.pattern.startswith(STACKS[0]) for n in tree.nodes) else "layers"
+    settings = resolve(tree.nodes, f"{stack}.0")
     sharded = [role for role in ZERO_ROLES if settings.memory.get(role, {}).get("*")]
     found = {
         "zero": len(sharded),

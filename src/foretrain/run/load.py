@@ -131,6 +131,7 @@ class _Words:
     """The training section as given; None where a word is absent or wrong."""
 
     sequence: int | None
+    target_sequence: int | None
     image: int | None
     global_batch: int | None
     microbatch: int | None
@@ -145,6 +146,7 @@ def _read_words(
 ) -> _Words:
     section = Section(path="training", values=fields.section("training"), problems=fields.problems)
     sequence, image = _read_size(fields, section, model, lines)
+    target = _read_target(section, model, sequence, lines)
     has_bf16 = cluster is None or cluster.device.supports("bf16")
     default = "bf16" if has_bf16 else "fp16"
     precision, roles = read_precision(section, default)
@@ -157,6 +159,7 @@ def _read_words(
         lines.append(f"optimizer = {optimizer} (not given)")
     return _Words(
         sequence=sequence,
+        target_sequence=target,
         image=image,
         global_batch=section.integer("global_batch"),
         microbatch=section.integer("microbatch"),
@@ -187,6 +190,21 @@ def _read_size(
     return section.integer("sequence") or fixed, None
 
 
+def _read_target(
+    section: Section, model: Model | None, sequence: int | None, lines: list[str]
+) -> int | None:
+    """The decoder's length: as long as the encoder's unless given, None without a decoder."""
+    if model is None or isinstance(model, ConvSpec) or not model.decoder_layers:
+        if model is not None and section.has("target_sequence"):
+            value = section.values["target_sequence"]
+            what = f"{model.name} has no decoder beside an encoder"
+            section.refuse("target_sequence", what, value, way_out="leave it out")
+        return None
+    if not section.has("target_sequence"):
+        lines.append(f"target_sequence = {sequence} (not given: as long as sequence)")
+    return section.integer("target_sequence") or sequence
+
+
 def _training(
     fields: Fields,
     words: _Words,
@@ -212,6 +230,7 @@ def _training(
     numbers = Numbers(
         num_devices=cluster.world_size,
         sequence=words.sequence,
+        target_sequence=words.target_sequence,
         global_batch=batch.global_batch,
         microbatch=batch.microbatch,
     )
@@ -225,6 +244,7 @@ def _training(
         return None
     return Training(
         sequence=words.sequence,
+        target_sequence=words.target_sequence,
         image=words.image,
         global_batch=batch.global_batch,
         microbatch=batch.microbatch,

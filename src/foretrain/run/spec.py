@@ -19,6 +19,7 @@ class Training:
 
     `global_batch` counts samples per optimizer step over all ranks, `microbatch` samples per
     data-parallel rank and micro-step. `sequence` is None for images, `image` (pixels) for tokens.
+    `target_sequence` is the decoder's length beside an encoder of `sequence` tokens, else None.
     """
 
     sequence: int | None
@@ -28,6 +29,14 @@ class Training:
     roles: Precision
     optimizer: str = "adamw"  # see run/aliases.py
     image: int | None = None
+    target_sequence: int | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Returns the tokens of a sample, those of both sequences; None for images."""
+        if self.sequence is None:
+            return None
+        return self.sequence + (self.target_sequence or 0)
 
     def accumulation(self, dp: int) -> int:
         """Returns the number of micro-steps per optimizer step."""

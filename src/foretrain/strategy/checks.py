@@ -37,6 +37,7 @@ class Numbers:
     sequence: int | None
     global_batch: int
     microbatch: int
+    target_sequence: int | None = None
 
     def microbatches(self, dp: int) -> int:
         """Returns the whole micro-batches of one data-parallel rank and optimizer step."""
@@ -50,9 +51,10 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += check_conv_plan(spec, plan)
     else:
         problems += [
-            *check_tensor_parallel(spec, plan, numbers.num_devices, numbers.sequence),
+            *check_tensor_parallel(spec, plan, numbers),
             *check_stages(spec, plan),
-            *check_sequence(spec, numbers.sequence),
+            *check_sequence(spec, numbers.sequence, "sequence"),
+            *check_sequence(spec, numbers.target_sequence, "target_sequence"),
         ]
     dp = data_parallel(plan, numbers.num_devices)
     if dp is not None:
@@ -137,11 +139,15 @@ def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, l
     pipeline = [
         p
         for p in divisors(num_devices // plan.tp or 1)
-        if num_devices % (plan.tp * p) == 0 and spec.layers % (p * plan.interleave) == 0
+        if num_devices % (plan.tp * p) == 0 and _depth(spec) % (p * plan.interleave) == 0
     ]
     if plan.pp == 1 or num_devices % plan.tp or not pipeline:
         return "tp", tensor_degrees(spec, num_devices)
     return "pp", pipeline
+
+
+def _depth(spec: Model) -> int:
+    return spec.layers if isinstance(spec, ConvSpec) else spec.depth
 
 
 def tensor_degrees(spec: Model, num_devices: int) -> list[int]:
@@ -160,14 +166,12 @@ def _kv_fits(spec: ModelSpec, tp: int) -> bool:
     return spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
 
 
-def check_tensor_parallel(
-    spec: ModelSpec, plan: Plan, num_devices: int, sequence: int | None
-) -> list[Problem]:
+def check_tensor_parallel(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list[Problem]:
     """Returns the dims of the model that tensor parallelism cannot split evenly."""
     tp = plan.tp
     if tp == 1:
         return []
-    allowed = tensor_degrees(spec, num_devices)
+    allowed = tensor_degrees(spec, numbers.num_devices)
     problems: list[Problem] = []
 
     def refuse(what: str) -> None:
@@ -184,15 +188,18 @@ def check_tensor_parallel(
         up = -(-spec.vocab // tp) * tp
         way_out = f"pad it (--set model.vocab={up}); the presets megatron and deepspeed do"
         problems.append(Problem(what=what, where="plan.tp", value=tp, way_out=way_out))
-    if plan.sequence_parallel and sequence and sequence % tp and not problems:
-        problems.append(
+    if plan.sequence_parallel and not problems:
+        lengths = {"sequence": numbers.sequence, "target_sequence": numbers.target_sequence}
+        problems += [
             _multiple(
-                f"sequence {sequence} is not a multiple of tp {tp}, which sequence_parallel needs",
-                "training.sequence",
-                sequence,
+                f"{key} {length} is not a multiple of tp {tp}, which sequence_parallel needs",
+                f"training.{key}",
+                length,
                 tp,
             )
-        )
+            for key, length in lengths.items()
+            if length and length % tp
+        ]
     return problems
 
 
@@ -205,25 +212,25 @@ def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
         if len(plan.stages) != chunks:
             what = f"stages has {len(plan.stages)} entries, {terms} needs {chunks}"
             problems.append(Problem(what=what, where="plan.stages", value=list(plan.stages)))
-        if sum(plan.stages) != spec.layers:
-            what = f"stages add up to {sum(plan.stages)} layers, {spec.name} has {spec.layers}"
-            way_out = f"e.g. {even_stages(spec.layers, chunks)}" if chunks <= spec.layers else ""
+        if sum(plan.stages) != spec.depth:
+            what = f"stages add up to {sum(plan.stages)} layers, {spec.name} has {spec.depth}"
+            way_out = f"e.g. {even_stages(spec.depth, chunks)}" if chunks <= spec.depth else ""
             value = list(plan.stages)
             problems.append(Problem(what=what, where="plan.stages", value=value, way_out=way_out))
         return problems
-    if spec.layers % chunks == 0:
+    if spec.depth % chunks == 0:
         return []
-    what = f"{terms} = {chunks} virtual stages do not divide the {spec.layers} layers evenly"
-    key = "interleave" if plan.interleave > 1 and spec.layers % plan.pp == 0 else "pp"
+    what = f"{terms} = {chunks} virtual stages do not divide the {spec.depth} layers evenly"
+    key = "interleave" if plan.interleave > 1 and spec.depth % plan.pp == 0 else "pp"
     if key == "interleave":
-        allowed = divisors(spec.layers // plan.pp)
+        allowed = divisors(spec.depth // plan.pp)
     else:
-        allowed = [p for p in divisors(spec.layers) if spec.layers % (p * plan.interleave) == 0]
+        allowed = [p for p in divisors(spec.depth) if spec.depth % (p * plan.interleave) == 0]
     value = plan.interleave if key == "interleave" else plan.pp
     problem = _choice(what, f"plan.{key}", value, allowed, key)
-    if chunks > spec.layers:
+    if chunks > spec.depth:
         return [problem]
-    stages = ", ".join(str(n) for n in even_stages(spec.layers, chunks))
+    stages = ", ".join(str(n) for n in even_stages(spec.depth, chunks))
     return [_with_way_out(problem, f"or give stages: [{stages}]")]
 
 
@@ -299,7 +306,7 @@ def check_batch(numbers: Numbers, dp: int) -> list[Problem]:
     return [_multiple(what, "training.global_batch", numbers.global_batch, unit)]
 
 
-def check_sequence(spec: ModelSpec, sequence: int | None) -> list[Problem]:
+def check_sequence(spec: ModelSpec, sequence: int | None, key: str) -> list[Problem]:
     """Returns the problem of a length beyond a learned table of positions."""
     limit = spec.max_positions
     if sequence is None or limit is None or sequence <= limit or spec.positions != "learned":
@@ -308,7 +315,7 @@ def check_sequence(spec: ModelSpec, sequence: int | None) -> list[Problem]:
     return [
         Problem(
             what=what,
-            where="training.sequence",
+            where=f"training.{key}",
             value=sequence,
             allowed=f"1 to {limit}",
             way_out="a longer table is another model: --set model.max_positions=" + str(sequence),

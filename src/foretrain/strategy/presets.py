@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.encoder_decoder import STACKS
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
 from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
@@ -35,7 +36,7 @@ def build_tree(
         return read_tree(plan.tree)
     mesh = build_mesh(plan, world_size)
     nodes = [
-        *_data_nodes(plan, mesh),
+        *_data_nodes(plan, mesh, spec),
         *_tensor_nodes(plan, spec),
         *_recompute_nodes(plan, spec),
         *(node_from_mapping(pattern, value) for pattern, value in plan.overrides.items()),
@@ -43,10 +44,15 @@ def build_tree(
     return StrategyTree(
         mesh=mesh,
         nodes=tuple(nodes),
-        schedule=build_schedule(plan, spec.layers, accumulation),
+        schedule=build_schedule(plan, num_layers(spec), accumulation),
         runtime=_runtime(plan, stack, mesh),
         data_axes=DATA_AXES,
     )
+
+
+def num_layers(spec: Model) -> int:
+    """Returns the number of layers that pipeline stages divide."""
+    return spec.layers if isinstance(spec, ConvSpec) else spec.depth
 
 
 def build_mesh(plan: Plan, world_size: int) -> Mesh:
@@ -89,13 +95,15 @@ def build_schedule(plan: Plan, layers: int, accumulation: int) -> Schedule:
     )
 
 
-def _data_nodes(plan: Plan, mesh: Mesh) -> list[Node]:
+def _data_nodes(plan: Plan, mesh: Mesh, spec: Model) -> list[Node]:
     """Batch over the data axes, sequence over cp; ZeRO as memory layouts."""
     flat = {"*": ("dp_shard", "cp")}
     seq = ("cp", "tp") if plan.sequence_parallel and plan.tp > 1 else ("cp",)
     memory: dict[str, Mapping[str, tuple[str, ...]]] = {
         "residual": {"batch": ("dp_replicate", "dp_shard"), "seq": seq}
     }
+    if not isinstance(spec, ConvSpec) and spec.decoder_layers:
+        memory["residual"] = {**memory["residual"], "source": seq}  # the encoder's output
     zero = plan.zero or 0
     if zero >= 1:
         memory["master"] = flat
@@ -126,33 +134,57 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
             Node(pattern=pattern, computation={"vocab": ("tp",)})
             for pattern, present in (
                 ("embedding.word", spec.image is None),
+                ("bridge.*.word", spec.decoder_layers > 0),
                 ("head.logits", spec.head in ("lm", "mlm", "pretraining")),
             )
             if present
         ),
         *(
-            Node(pattern=f"layers.*.attention.{name}", computation={"heads": ("tp",)})
+            Node(pattern=f"{part}.{name}", computation={"heads": ("tp",)})
+            for part in attention_paths(spec)
             for name in ("q", "k", "v")
         ),
         *(
-            Node(pattern=f"layers.*.mlp.{name}", computation={"ffn": ("tp",)})
+            Node(pattern=f"{block}.*.mlp.{name}", computation={"ffn": ("tp",)})
+            for block in stack_names(spec)
             for name in (("up", "gate") if spec.gated else ("up",))
         ),
     ]
     if plan.sequence_parallel:
-        after = {
-            "position": spec.positions == "learned",
-            "token_type": spec.token_types > 0,
-            "type_sum": spec.token_types > 0,
-            "norm": spec.embedding_norm,
-            "dropout": spec.dropout > 0,
-        }
         nodes += [
-            Node(pattern=f"embedding.{name}", computation={"seq": ("cp", "tp")})
-            for name, present in after.items()
-            if present
+            Node(pattern=path, computation={"seq": ("cp", "tp")})
+            for path in _sequence_split_paths(spec)
         ]
     return nodes
+
+
+def stack_names(spec: Model) -> tuple[str, ...]:
+    """Returns the names of the blocks that repeat ("": all of a convolutional network)."""
+    if isinstance(spec, ConvSpec):
+        return ("",)
+    return STACKS if spec.decoder_layers else ("layers",)
+
+
+def attention_paths(spec: ModelSpec) -> list[str]:
+    """Returns the paths of all attention parts."""
+    paths = [f"{block}.*.attention" for block in stack_names(spec)]
+    return [*paths, "decoder.*.cross"] if spec.decoder_layers else paths
+
+
+def _sequence_split_paths(spec: ModelSpec) -> list[str]:
+    """What sums partial results into a split sequence and is no residual."""
+    after = {
+        "embedding.position": spec.positions == "learned",
+        "embedding.token_type": spec.token_types > 0,
+        "embedding.type_sum": spec.token_types > 0,
+        "embedding.norm": spec.embedding_norm,
+        "embedding.dropout": spec.dropout > 0,
+        "layers.*.attention.norm_after": spec.norm_order == "both",
+        "layers.*.mlp.norm_after": spec.norm_order == "both",
+        "bridge.*.position": spec.decoder_layers > 0 and spec.positions == "learned",
+        "bridge.*.target_dropout": spec.decoder_layers > 0 and spec.dropout > 0,
+    }
+    return [path for path, present in after.items() if present]
 
 
 def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
@@ -161,14 +193,19 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
     if mode == "none":
         return []
     if count is None:
-        # blocks of a convolutional network have names of their own
-        pattern = "" if isinstance(spec, ConvSpec) else "layers"
-        return [Node(pattern=pattern, recompute=mode)]
+        return [Node(pattern=pattern, recompute=mode) for pattern in stack_names(spec)]
+    if isinstance(spec, ConvSpec):
+        return []
+    paths = [
+        f"{block}.{i}"
+        for block in stack_names(spec)
+        for i in range(spec.decoder_layers if block == "decoder" else spec.layers)
+    ]
     nodes: list[Node] = []
     start = 0
-    for layers in build_schedule(plan, spec.layers, 1).stages:
-        chosen = range(start, start + min(count, layers))
-        nodes += [Node(pattern=f"layers.{i}", recompute=mode) for i in chosen]
+    for layers in build_schedule(plan, spec.depth, 1).stages:
+        chosen = paths[start : start + min(count, layers)]
+        nodes += [Node(pattern=path, recompute=mode) for path in chosen]
         start += layers
     return nodes
 

@@ -137,14 +137,16 @@ def resolve(nodes: Sequence[Node], path: str) -> Settings:
     )
 
 
-def layer_classes(nodes: Sequence[Node], block: str, repeat: int) -> list[tuple[int, ...]]:
-    """Returns for each layer of a block the nodes that reach into it, as a hashable class key.
+def layer_classes(
+    nodes: Sequence[Node], block: str, layers: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Returns for each of `layers` of a block the nodes that reach into it, as a class key.
 
     Layers with equal keys resolve equally, so they are lowered once.
     """
     keys: list[tuple[int, ...]] = []
     patterns = [node.pattern.split(".") if node.pattern else [] for node in nodes]
-    for layer in range(repeat):
+    for layer in layers:
         path = (block, str(layer))
         key = tuple(
             i

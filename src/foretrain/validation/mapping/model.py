@@ -8,7 +8,7 @@ from typing import Any
 
 from foretrain.errors import CatalogError
 from foretrain.frontends.catalog import find_model
-from foretrain.validation.mapping.words import Assumed, Unsupported
+from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
 
 #: Why a class of models is not predicted.
@@ -17,11 +17,11 @@ CLASSES: Mapping[str, str] = {
     "llm_moe_hybrid": "mixture of experts and state-space layers come with a later version",
     "llm_hybrid_mamba": "state-space layers come with a later version",
     "bert": "BERT of this source comes with a later version",
-    "t5": "T5 comes with a later version",
-    "seq2seq": "encoder-decoder models come with a later version",
+    "t5": "T5 of this source states no length",
+    "seq2seq": "BART is not modelled",
     "nmt": "translation models come with a later version",
     "lm_transformer_xl": "Transformer-XL is not modelled",
-    "vision_vit": "vision transformers come with a later version",
+    "vision_vit": "this vision transformer is not in the catalog",
     "vision_detection": "detection models are not modelled",
     "vision_segmentation": "segmentation models are not modelled",
     "diffusion": "diffusion models are not modelled",
@@ -47,7 +47,8 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"chatglm", {"family": "llama", "qkv_bias": True, "rotary_fraction": 0.5}),
     (r"qwen", {"family": "qwen2"}),
     (r"mistral", {"family": "mistral"}),
-    (r"gemma", {"family": "llama", "activation": "geglu", "tied": True}),
+    (r"gemma-?2-", {"family": "gemma2"}),
+    (r"gemma", {"family": "gemma"}),
     (
         r"nemotron",
         {
@@ -60,10 +61,14 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
             **_NO_DROPOUT,
         },
     ),
-    (r"mpt", {"family": "gpt", **_NO_DROPOUT}),
+    (r"mpt", {"family": "mpt"}),
     (r"\bpax", {"family": "gpt", **_NO_DROPOUT}),
-    (r"opt[_-]", {"family": "gpt", "activation": "relu"}),
-    (r"gpt|bloom|nemo megatron|paxml|cpm|megatron|mt-nlg", {"family": "gpt"}),
+    (r"opt[_-]", {"family": "opt"}),
+    (r"bloom", {"family": "bloom"}),
+    (r"falcon", {"family": "falcon"}),
+    (r"phi-?3", {"family": "phi3"}),
+    (r"phi", {"family": "phi"}),
+    (r"gpt|nemo megatron|paxml|cpm|megatron|mt-nlg", {"family": "gpt"}),
 )
 
 
@@ -82,7 +87,7 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
     missing = [key for key, value in shape.items() if not value]
     if missing:
         return _by_name(row, missing, assumed)
-    architecture = _architecture(row)
+    architecture = _as_stated(row, _architecture(row))
     model: dict[str, Any] = {
         **architecture,
         "layers": row.n_layers,
@@ -104,6 +109,19 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         if model[key] is None:
             assumed.add(f"{key}: usual for {architecture['family']} (not stated)")
     return {key: value for key, value in model.items() if value is not None}
+
+
+def _as_stated(row: Row, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a source says against the usual value of a family.
+
+    The MPT of llm-foundry's benchmark files keep the defaults of its code, unlike the released
+    models: learned positions (as the rows say) and biases (as their parameter counts say).
+    """
+    if architecture["family"] == "mpt" and has_word(row.notes, "no alibi"):
+        biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "norm_bias"), True)
+        learned = {"positions": "learned", "max_positions": row.seq_len}
+        return {**architecture, **learned, **biases}
+    return architecture
 
 
 def _by_name(row: Row, missing: list[str], assumed: Assumed) -> str:

@@ -18,6 +18,7 @@ from foretrain.validation.mapping.encoder import (
     map_bert_optimizer,
     map_bert_stack,
 )
+from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_target
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
 from foretrain.validation.mapping.stack import map_attention, map_stack
@@ -29,6 +30,13 @@ from foretrain.validation.mapping.vision import (
     map_vision_precision,
     map_vision_stack,
     map_vision_training,
+)
+from foretrain.validation.mapping.vision_transformer import (
+    is_vit,
+    map_vit,
+    map_vit_optimizer,
+    map_vit_plan,
+    map_vit_stack,
 )
 from foretrain.validation.mapping.words import Assumed, Unsupported
 from foretrain.validation.rows import Row
@@ -57,11 +65,14 @@ def map_row(row: Row) -> Mapped:
     Raises:
         Unsupported: with the reason.
     """
+    if is_vit(row):
+        return _map_vit(row)
     if is_convnet(row):
         return _map_convnet(row)
     assumed = Assumed()
-    bert = is_bert(row)
-    model = map_bert(row, assumed) if bert else map_model(row, assumed)
+    bert, t5 = is_bert(row), is_t5(row)
+    mapper = map_bert if bert else map_t5 if t5 else map_model
+    model = mapper(row, assumed)
     if row.unreadable:
         raise Unsupported(f"no number in {', '.join(row.unreadable)}")
     device = map_device(row, assumed)
@@ -73,6 +84,8 @@ def map_row(row: Row) -> Mapped:
         training["optimizer"] = map_bert_optimizer(row)
         if is_binned(row):
             training["sequence"] = BINNED
+    if t5:
+        training["target_sequence"] = map_target(assumed)
     run = {
         "model": model,
         "training": training,
@@ -82,6 +95,31 @@ def map_row(row: Row) -> Mapped:
     }
     attention = map_attention(row) or ("unfused" if bert else None)
     return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines))
+
+
+def _map_vit(row: Row) -> Mapped:
+    assumed = Assumed()
+    model = map_vit(row, assumed)
+    if row.unreadable:
+        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
+    device = map_device(row, assumed)
+    cluster = map_cluster(row, device, assumed)
+    stack = map_vit_stack(row, assumed)
+    training = map_vision_training(row, map_vision_precision(row, device, assumed), assumed)
+    run = {
+        "model": model,
+        "training": {**_without_image(training), "optimizer": map_vit_optimizer(row)},
+        "plan": map_vit_plan(row, stack),
+        "cluster": cluster,
+        "stack": stack,
+    }
+    # none of the sources calls a fused kernel
+    return Mapped(run=run, attention="unfused", assumed=tuple(assumed.lines))
+
+
+def _without_image(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of the images is a part of the model, because its positions depend on it."""
+    return {key: value for key, value in training.items() if key != "image"}
 
 
 def _map_convnet(row: Row) -> Mapped:

@@ -23,7 +23,7 @@ MODELS: tuple[tuple[str, str], ...] = (
     (r"(?:tv_|gluon_|adv_|tf_)?inception_v3", "inception-v3"),
     (r"(?:tv_)?densenet121", "densenet-121"),
     (r"mobilenetv2(?:_100)?", "mobilenet-v2"),
-    (r"(?:tf_|efficientnet )?efficientnet[-_](b0|b4)", r"efficientnet-\1"),
+    (r"(?:tf_|efficientnet )?efficientnet[-_](b0|b4)(?:_ap|_ns)?", r"efficientnet-\1"),
 )
 
 
@@ -42,11 +42,19 @@ def map_convnet(row: Row) -> str:
     raise Unsupported("this image model is not in the catalog")
 
 
+#: Frameworks whose networks launch the same convolutions of cuDNN; MXNet's fuse what follows them.
+_SAME_KERNELS = ("tensorflow", "mindspore", "paddle")
+
+
 def map_vision_stack(row: Row, precision: str, assumed: Assumed) -> str:
     """Returns the stack: channels last where the source says so, else PyTorch's default."""
     if not row.framework:
         raise Unsupported("the framework is not stated")
     timm = has_word(row.framework, "timm")
+    if has_word(row.framework, *_SAME_KERNELS) and not has_word(row.framework, "mxnet", "pytorch"):
+        stack = "pytorch-vision" if precision == "fp32" else "pytorch-vision-nhwc"
+        assumed.add(f"stack: {row.framework.partition('/')[0]} as {stack}")
+        return stack
     if not timm and not re.search(r"pytorch", row.framework, re.IGNORECASE):
         raise Unsupported(f"no stack is near the framework {row.framework!r} for images")
     if has_word(row.framework, "mxnet", "composer"):
