@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Literal
 
+from foretrain.compiler.bags import BAG, bag_bytes, bag_shape, table_set
 from foretrain.compiler.flow import Copy, OpLaunch
 from foretrain.compiler.placements import local_elements
 from foretrain.graph.ir import Op, Operand, Tensor
@@ -92,6 +94,10 @@ class Shaper:
     precision: Precision
     fused_accumulation: bool  # weight gradients accumulate in the GEMM's epilogue
     held_bytes: Mapping[str, float]  # bytes per element of tensors that are kept in wider copies
+    #: What backward does to a table beside reading its rows' gradients, by operator.
+    bag_update: Mapping[str, tuple[tuple[str, float], ...]] = field(
+        default_factory=dict[str, tuple[tuple[str, float], ...]]
+    )
 
     def local(self, launch: OpLaunch) -> dict[str, int]:
         """Returns the local size of every iteration dim."""
@@ -108,6 +114,8 @@ class Shaper:
 
     def event(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
         """Returns the event of one operator, or of several that run as one GEMM."""
+        if launches[0].op.cost == BAG:
+            return self._bags(launches)
         if len(launches) == 1:
             return self._single(launches[0])
         parts = [self._single(launch) for launch in launches]
@@ -140,6 +148,27 @@ class Shaper:
             shape=tuple(shape.items()),
             flops=op.flops * op.density * prod(sizes.values()),
             bytes=self._bytes(op, sizes),
+        )
+
+    def _bags(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
+        """Embedding bags of one kernel; equal tables are counted, others numbered."""
+        tables: Counter[tuple[tuple[str, float], ...]] = Counter()
+        flops = 0.0
+        num_bytes = 0.0
+        for launch in launches:
+            shape = bag_shape(launch.op, self.local(launch), self.precision)
+            shape |= dict(self.bag_update.get(launch.op.source or "", ()))
+            tables[tuple(shape.items())] += 1
+            flops += shape["batch"] * shape["pooling"] * shape["dim"]
+            num_bytes += bag_bytes(shape, launch.op.phase)
+        first = launches[0].op
+        return ComputeEvent(
+            op=BAG,
+            direction=direction(first),
+            dtype=self._dtype(first),
+            shape=table_set(tables),
+            flops=flops,
+            bytes=num_bytes,
         )
 
     def _dtype(self, op: Op) -> str:
@@ -199,7 +228,7 @@ class Shaper:
                 if not {"vocab", "type"} & set(o.dims)
             )
             return 2.0 * rows
-        if op.cost == "select":  # reads what it writes, not the whole input
+        if op.cost in ("select", "triangle"):  # reads what it writes, not the whole input
             return 2.0 * sum(self._operand_bytes(o, sizes) for o in op.outputs)
         return sum(self._operand_bytes(o, sizes) for o in (*op.inputs, *op.outputs))
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.compiler.block import LoweredBlock, lower_block, op_path
+from foretrain.compiler.block import LoweredBlock, lower_block, op_path, owner_axes
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
-from foretrain.compiler.launches import Instance, StageContext
+from foretrain.compiler.exchange import Part, cut
+from foretrain.compiler.launches import Instance, Piece, StageContext
 from foretrain.compiler.optimizer import factored_share
 from foretrain.compiler.parameters import Unit, make_unit
 from foretrain.compiler.passes import Passes
@@ -21,6 +22,13 @@ from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
 from foretrain.compiler.splits import refine_mesh
 from foretrain.compiler.stage import build_entries
+from foretrain.compiler.tables import (
+    TableGroup,
+    bag_updates,
+    position,
+    table_bytes,
+    table_groups,
+)
 from foretrain.errors import PlanError, Problem
 from foretrain.graph.backward import Backward, derive_backward
 from foretrain.graph.ir import Block, Graph
@@ -41,6 +49,7 @@ class Job:
     stack: Stack
     devices_per_node: int
     samples_per_step: int
+    table_optimizer: str = "sgd"  # of tables that backward updates
 
 
 def compile_program(graph: Graph, tree: StrategyTree, job: Job) -> Program:
@@ -61,7 +70,7 @@ class _Compiler:
         self.segments: list[Segment] = []
         self.backwards = {block.name: derive_backward(block) for block in graph.blocks}
         self.lowered: dict[tuple[str, tuple[int, ...]], LoweredBlock] = {}
-        self.cut: dict[tuple[int, int, str], int] = {}
+        self.cut: dict[tuple[int, int, str, int | None], tuple[Piece, ...]] = {}
 
     def _refined_mesh(self) -> Mesh:
         nodes = self.tree.nodes
@@ -76,7 +85,12 @@ class _Compiler:
         """Returns the Program; all stages are lowered from the same classes."""
         chunks = self._virtual_stages()
         self._raise_problems()
-        classes = [self._stage(stage, chunks) for stage in range(self.tree.schedule.pp)]
+        groups = table_groups([block for chunk in chunks for block in chunk], self.mesh)
+        classes = [
+            self._stage(stage, chunks, group, alone=len(groups) == 1)
+            for stage in range(self.tree.schedule.pp)
+            for group in groups
+        ]
         return Program(
             mesh=self.mesh,
             events=tuple(self.table.events),
@@ -129,7 +143,15 @@ class _Compiler:
             result.append(known)
         return result
 
-    def _stage(self, stage: int, chunks: Sequence[Sequence[LoweredBlock]]) -> RankClass:
+    def _stage(
+        self,
+        stage: int,
+        chunks: Sequence[Sequence[LoweredBlock]],
+        group: TableGroup,
+        *,
+        alone: bool,
+    ) -> RankClass:
+        """One class of ranks: a stage, and of it the ranks with the tables of `group`."""
         schedule, mesh = self.tree.schedule, self.mesh
         groups = Groups(mesh=mesh, devices_per_node=self.job.devices_per_node)
         canonical = self._canonical(stage)
@@ -146,24 +168,41 @@ class _Compiler:
             optimizer=self.job.optimizer,
             factored=factored_share(w for block in self.graph.blocks for w in block.weights),
             stack=self.job.stack,
-            chunks=tuple(tuple(self._instance(b, canonical) for b in chunk) for chunk in own),
+            chunks=tuple(
+                tuple(self._instance(b, canonical, group.owner) for b in chunk) for chunk in own
+            ),
             tied=self._tied_elements(chunks, stage),
             boundary=self._boundary(chunks),
             scattered=self._scattered(chunks),
+            joint=not alone,
+            tables=self._table_bytes(own, group.owner),
         )
         built = build_entries(context)
-        ranks = tuple(
-            rank
-            for rank in range(mesh.world_size)
-            if "pp" not in mesh.axes or mesh.coordinates(rank)["pp"] == stage
-        )
         return RankClass(
-            name=f"stage {stage}",
+            name=f"stage {stage}" if alone else f"tables of rank {group.owner}",
             stage=stage,
-            ranks=ranks,
+            ranks=self._ranks(stage, group, alone=alone),
             entries=built.entries,
             persistent=built.persistent,
         )
+
+    def _ranks(self, stage: int, group: TableGroup, *, alone: bool) -> tuple[int, ...]:
+        mesh = self.mesh
+        axes = owner_axes(mesh)
+        places = {rank: mesh.coordinates(rank) for rank in range(mesh.world_size)}
+        return tuple(
+            rank
+            for rank, place in places.items()
+            if place.get("pp", 0) == stage
+            and (alone or position(place, mesh, axes) in group.members)
+        )
+
+    def _table_bytes(
+        self, own: Sequence[Sequence[LoweredBlock]], owner: int | None
+    ) -> tuple[float, float]:
+        blocks = [block for chunk in own for block in chunk]
+        job = self.job
+        return table_bytes(blocks, owner, self.mesh, job.precision, job.table_optimizer)
 
     def _canonical(self, stage: int) -> int:
         """The first stage whose first rank has the same place in its node: equal topology."""
@@ -172,20 +211,23 @@ class _Compiler:
         place = stage * stride % per_node
         return next(s for s in range(stage + 1) if s * stride % per_node == place)
 
-    def _instance(self, lowered: LoweredBlock, canonical: int) -> Instance:
+    def _instance(self, lowered: LoweredBlock, canonical: int, owner: int | None) -> Instance:
         pp = self.tree.schedule.pp
         return Instance(
             lowered=lowered,
             unit=self._unit(lowered, pp),
-            forward=self._segment(lowered, canonical, "forward"),
-            backward=self._segment(lowered, canonical, "backward"),
+            forward=self._pieces(lowered, canonical, "forward", owner),
+            backward=self._pieces(lowered, canonical, "backward", owner),
         )
 
     def _unit(self, lowered: LoweredBlock, pp: int) -> Unit:
         return make_unit(lowered, self.mesh, second_copy=pp > 1)
 
-    def _segment(self, lowered: LoweredBlock, canonical: int, which: str) -> int:
-        key = (id(lowered), canonical, which)
+    def _pieces(
+        self, lowered: LoweredBlock, canonical: int, which: str, owner: int | None
+    ) -> tuple[Piece, ...]:
+        """The segments of one pass of a block, cut where embeddings are exchanged."""
+        key = (id(lowered), canonical, which, owner if lowered.flow.owners else None)
         if key not in self.cut:
             maker = SegmentMaker(
                 table=self.table,
@@ -194,11 +236,19 @@ class _Compiler:
                 stage=canonical,
                 overlap_tp=self.tree.runtime.overlap_tp,
                 fused=self.job.stack.fused,
+                owner=owner,
+                overlap_tables=self.tree.runtime.overlap_tables,
             )
             make = maker.forward if which == "forward" else maker.backward
-            self.segments.append(self._with_passes(make(lowered), lowered, which))
-            self.cut[key] = len(self.segments) - 1
+            segment = self._with_passes(make(lowered), lowered, which)
+            self.cut[key] = tuple(self._piece(segment.name, part) for part in cut(segment.items))
         return self.cut[key]
+
+    def _piece(self, name: str, part: Part) -> Piece:
+        if part.is_exchange:
+            return Piece(segment=None, exchange=part.items[0], waits=part.waits)
+        self.segments.append(Segment(name=name, items=part.items))
+        return Piece(segment=len(self.segments) - 1, exchange=None, waits=part.waits)
 
     def _with_passes(self, segment: Segment, lowered: LoweredBlock, which: str) -> Segment:
         """Adds what the framework launches around the operators of a unit."""
@@ -229,6 +279,7 @@ class _Compiler:
             precision=self.job.precision,
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
             held_bytes={"logits": stack.logits_copies * dtype_bytes(stack.logits_dtype)},
+            bag_update=bag_updates(lowered, self.job.table_optimizer),
         )
 
     def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:

@@ -93,11 +93,14 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, second_copy: bool) -> Unit:
     """Returns the unit of a block instance.
 
     A tied weight is left out where its first copy is on the same ranks; on another stage it is a
-    `second_copy` that counts like any weight.
+    `second_copy` that counts like any weight. Tables that backward updates are not in it
+    (compiler/tables.py): they are neither reduced nor part of the optimizer step.
     """
     groups: dict[Signature, int] = {}
     tied = 0
     for use in lowered.weights:
+        if use.sparse:
+            continue
         elements = local_elements(use.tensor.size, use.used, mesh)
         if use.tensor.tied_to is not None:
             if not second_copy:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.compiler.launches import LaunchList, StageContext
+from foretrain.compiler.launches import LaunchList, Piece, StageContext
 from foretrain.compiler.optimizer import norm_segment, state_bytes, update_segment
 from foretrain.compiler.parameters import merge
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
 from foretrain.compiler.weights import WeightTraffic
+from foretrain.errors import InternalError
 from foretrain.program import Comm, CommEvent, Entry, Run, Segment
 
 
@@ -69,7 +70,8 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
     groups = merge(group for unit in context.units() for group in unit.groups)
     states = state_bytes(context.optimizer, precision, context.factored)
     trains = context.optimizer != "none"
-    return {
+    tables, table_states = context.tables
+    parts = {
         "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
         * precision.bytes("weight"),
         "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
@@ -78,11 +80,18 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
         if trains
         else 0.0,
     }
+    if tables:
+        parts |= {"tables": tables, "table states": table_states if trains else 0.0}
+    return parts
 
 
 def _boundary_part(slot: Slot) -> str:
     """Activations and their gradients are booked apart."""
     return "activations" if slot.phase == "F" else "temporary"
+
+
+def _segments(passes: Iterable[Sequence[Piece]]) -> list[int]:
+    return [p.segment for pieces in passes for p in pieces if p.segment is not None]
 
 
 @dataclass(slots=True)
@@ -207,8 +216,9 @@ class _Writer:
         first = slot.microbatch == 0 and any(
             self.weights.ready.get(id(instance.unit)) for instance in chunk
         )
-        if not first and not any(instance.unit.gathered for instance in chunk):
-            return self._whole(slot, [instance.forward for instance in chunk], waits, synced)
+        per_unit = any(instance.unit.gathered or instance.exchanges for instance in chunk)
+        if not first and not per_unit:
+            return self._whole(slot, _segments(i.forward for i in chunk), waits, synced)
         order = list(range(len(chunk)))
         return self._per_unit(slot, order, waits, synced)
 
@@ -217,8 +227,9 @@ class _Writer:
         chunk = c.chunks[slot.chunk]
         micro = any(instance.unit.microstep for instance in chunk)
         bucketed = final and c.tree.runtime.overlap_grad
-        if not micro and not bucketed and not any(i.unit.gathered for i in chunk):
-            segments = [instance.backward for instance in reversed(chunk)]
+        per_unit = any(i.unit.gathered or i.exchanges for i in chunk)
+        if not micro and not bucketed and not per_unit:
+            segments = _segments(instance.backward for instance in reversed(chunk))
             run = self._whole(slot, segments, waits, synced)
             if final:
                 self.weights.pending += [instance.unit.groups for instance in reversed(chunk)]
@@ -274,16 +285,48 @@ class _Writer:
             delta["gathered weights"] = -self.weights.gathered_bytes(instance.unit)
         if not forward and instance.unit.microstep:
             delta["gradients"] = self.weights.whole_grad_bytes(instance.unit)
-        return self.launches.add(
-            Run(
-                segments=(instance.forward if forward else instance.backward,),
+        pieces = instance.forward if forward else instance.backward
+        last = max(k for k, piece in enumerate(pieces) if piece.segment is not None)
+        entries: list[int] = []
+        run = -1
+        for k, piece in enumerate(pieces):
+            after = [*waits, *(entries[w] for w in piece.waits)]
+            if piece.segment is None:
+                entries.append(self._exchange(slot, piece, after))
+                continue
+            entry = Run(
+                segments=(piece.segment,),
                 slot=slot.phase,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
                 layer=instance.unit.path,
-                after=tuple(waits),
+                after=tuple(after),
                 host_sync=synced,
-                delta_end=delta,
+                delta_end=delta if k == last else {},
+            )
+            run = self.launches.add(entry)
+            entries.append(run)
+            waits, synced = [], False
+        return run
+
+    def _exchange(self, slot: Slot, piece: Piece, after: Sequence[int]) -> int:
+        """All ranks that exchange embeddings end together, also those of other classes."""
+        item = piece.exchange
+        if item is None:
+            raise InternalError("a piece without segment and without exchange")
+        return self.launches.add(
+            Comm(
+                label=item.label,
+                event=item.event,
+                stream=item.stream,
+                category=item.category,
+                axes=item.axes,
+                after=tuple(after),
+                key=self.launches.joint_key(item.label),
+                delta_start=item.transient,
+                delta_end=item.delta,
+                microbatch=slot.microbatch,
+                chunk=slot.chunk,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Models by name, by file and inline: everything that ends in a ModelSpec or a ConvSpec.
+"""Models by name, by file and inline: everything that ends in a ModelSpec, a ConvSpec or a RecSpec.
 
 The catalog's models are data: src/foretrain/catalog/models/*.toml, one `[[model]]` table each.
 """
@@ -19,6 +19,7 @@ from foretrain.errors import CatalogError, InputError, InternalError, Problem, n
 from foretrain.frontends.convnet_spec import conv_spec_from_mapping, is_conv_family
 from foretrain.frontends.families import model_from_mapping
 from foretrain.frontends.hf_config import load_hf_config, model_from_hf_mapping
+from foretrain.frontends.recsys_spec import is_rec_family, rec_spec_from_mapping
 from foretrain.frontends.spec import Model
 
 #: Endings of checkpoint names that do not change the shape of a model.
@@ -105,6 +106,8 @@ def resolve_model(value: object, *, folder: Path | None = None) -> Model:
 def _from_mapping(mapping: Mapping[str, Any], where: str) -> Model:
     if is_conv_family(mapping.get("family")):
         return conv_spec_from_mapping(mapping, where=where)
+    if is_rec_family(mapping.get("family")):
+        return rec_spec_from_mapping(mapping, where=where)
     return model_from_mapping(mapping, where=where)
 
 

@@ -31,7 +31,7 @@ class Backward:
 
 
 #: Rules that start a gradient instead of passing one on.
-LOSSES = ("cross_entropy", "mean")
+LOSSES = ("cross_entropy", "mean", "pair_loss")
 
 
 def grad_name(tensor: str) -> str:
@@ -309,7 +309,27 @@ def _bias(walk: _Walk, op: Op) -> None:
 def _embedding(walk: _Walk, op: Op) -> None:
     """Rows of the table receive the gradients of the tokens that read them."""
     tokens, table = op.inputs[0], op.inputs[1]
-    walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0)
+    walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0,
+              fuse=f"{op.fuse}.dw" if op.fuse else None)  # fmt: skip
+
+
+def _join(walk: _Walk, op: Op) -> None:
+    """Parts side by side: one kernel hands every part its piece of dy."""
+    walk.emit(op, "d", "backward", op.inputs, inputs=[walk.dy(op)], cost="split")
+
+
+def _cross(walk: _Walk, op: Op) -> None:
+    """out = x0 w + x: x takes dy itself, x0 and w a product with what was saved."""
+    dy = walk.dy(op)
+    x0, w, x = op.inputs
+    walk.emit(op, "d", "backward", [x0, w], inputs=[dy, *walk.saved(op)[:2]], flops=2.0)
+    walk.contribute(x.tensor, dy.tensor)
+
+
+def _pair_loss(walk: _Walk, op: Op) -> None:
+    """The loss of predictions and targets, element by element."""
+    y, targets = op.inputs
+    walk.emit(op, "d", "backward", [y], inputs=[y, targets], flops=4.0)
 
 
 def _sum(walk: _Walk, op: Op) -> None:
@@ -363,6 +383,9 @@ RULES: dict[str, Callable[[_Walk, Op], None]] = {
     "residual": _residual,
     "bias": _bias,
     "embedding": _embedding,
+    "join": _join,
+    "cross": _cross,
+    "pair_loss": _pair_loss,
     "sum": _sum,
     "select": _select,
     "concat": _concat,

@@ -28,6 +28,7 @@ class Training:
     roles: Precision
     optimizer: str = "adamw"  # see run/aliases.py
     image: int | None = None
+    table_optimizer: str = "sgd"  # of embedding tables whose rows backward updates
 
     def accumulation(self, dp: int) -> int:
         """Returns the number of micro-steps per optimizer step."""

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.spec import Model, ModelSpec, RecSpec
 from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
+from foretrain.strategy.tables import table_nodes
 from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
 from foretrain.units import MIB
 
@@ -36,6 +37,7 @@ def build_tree(
     nodes = [
         *_data_nodes(plan, mesh),
         *_tensor_nodes(plan, spec),
+        *(table_nodes(plan, spec, mesh.size(DATA_AXES)) if isinstance(spec, RecSpec) else ()),
         *_recompute_nodes(plan, spec),
         *(node_from_mapping(pattern, value) for pattern, value in plan.overrides.items()),
     ]
@@ -118,7 +120,7 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
     The rest (rotary, attention core, output and down projections, activation, loss) follows by
     propagation from these nodes.
     """
-    if plan.tp == 1 or isinstance(spec, ConvSpec):
+    if plan.tp == 1 or not isinstance(spec, ModelSpec):
         return []
     nodes = [
         *(
@@ -161,7 +163,7 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
         return []
     if count is None:
         # blocks of a convolutional network have names of their own
-        pattern = "" if isinstance(spec, ConvSpec) else "layers"
+        pattern = "layers" if isinstance(spec, ModelSpec) else ""
         return [Node(pattern=pattern, recompute=mode)]
     nodes: list[Node] = []
     start = 0
@@ -174,14 +176,14 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
 
 def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
     """The overlap and bucket defaults of the preset, unless the plan states them."""
-    overlapping = plan.preset in ("ddp", "fsdp", "deepspeed")
+    overlapping = plan.preset in ("ddp", "dlrm", "fsdp", "deepspeed")
 
     def choose(value: bool | None, default: bool) -> bool:
         return default if value is None else value
 
     bucket = plan.bucket_mib
     first = None
-    if bucket is None and plan.preset == "ddp":
+    if bucket is None and plan.preset in ("ddp", "dlrm"):
         bucket, first = DDP_BUCKET_MIB, DDP_FIRST_BUCKET_MIB
     elif bucket is None and plan.preset == "deepspeed":
         bucket = 5e8 * 2 / MIB
@@ -196,6 +198,7 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_param=choose(plan.overlap.param, plan.preset == "fsdp" or (plan.zero or 0) >= 3),
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
+        overlap_tables=choose(plan.overlap.tables, True),
     )
 
 
@@ -211,9 +214,13 @@ class _NodeForm:
     recompute: str | None = None
     keep_gathered: bool | None = None
     reshard: bool | None = None
+    owner: int | None = None
+    sparse: bool | None = None
 
 
-_NODE_KEYS = ("computation", "memory", "recompute", "keep_gathered", "reshard")
+_NODE_KEYS = (
+    "computation", "memory", "recompute", "keep_gathered", "reshard", "owner", "sparse",
+)  # fmt: skip
 
 
 def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
@@ -244,6 +251,8 @@ def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
         recompute=form.recompute,
         keep_gathered=form.keep_gathered,
         reshard=form.reshard,
+        owner=form.owner,
+        sparse=form.sparse,
     )
 
 

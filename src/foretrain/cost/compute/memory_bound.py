@@ -33,7 +33,7 @@ OPS = frozenset(
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
         "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
         "copy", "zero", "transpose", "concat", "split", "pool", "bias_grad", "permute", "topk",
-        "select", "scatter",
+        "select", "scatter", "triangle", "cross", "bce_loss", "mse_loss",
     }
 )  # fmt: skip
 
