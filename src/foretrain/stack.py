@@ -12,7 +12,8 @@ class Stack:
 
     `attention` fused (flash) or unfused. `fused` lists the operator groups that run as one GEMM
     (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
-    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1. `defaults` is
+    multiplies the bytes of an ideally fused kernel; both by cost name, absent = 1. An operator of 0
+    launches is part of a neighbour's kernel and costs nothing. `defaults` is
     what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
     recompute); `validate runs` reads it where a source states nothing.
     """
@@ -43,6 +44,7 @@ class Stack:
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
+    sparse_exchange: bool = False  # of row-wise tables only sums that are not empty are sent
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])

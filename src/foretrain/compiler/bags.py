@@ -17,26 +17,38 @@ from foretrain.graph.precision import Precision
 
 #: The cost name of a lookup in an embedding table and of its backward.
 BAG = "embedding_bag"
+#: The tag of an interaction's operators, and the cost name of the one kernel some stacks have.
+INTERACTION = "interaction"
 Shape = tuple[tuple[str, float], ...]
 
 
-def bag_shape(op: Op, sizes: Mapping[str, int], precision: Precision) -> dict[str, float]:
+def bag_shape(
+    op: Op, sizes: Mapping[str, int], precision: Precision, *, sparse: bool = False
+) -> dict[str, float]:
     """Returns the shape of one table with the local `sizes` of its dims.
 
-    A split of the rows splits the lookups: every rank finds its share of them.
+    A split of the rows splits the lookups: every rank finds its share of them. With `sparse` a
+    rank works on the samples only for which it has a row.
     """
     share = sizes["row"] / op.dim("row").size
+    pooling = float(op.attributes["pooling"])
+    held = held_share(share, pooling) if sparse else 1.0
     shape = {
-        "batch": float(sizes["batch"]),
+        "batch": sizes["batch"] * held,
         "rows": float(sizes["row"]),
         "dim": float(sizes["dim"]),
-        "pooling": float(op.attributes["pooling"]) * share,
+        "pooling": pooling * share / held,
         "element": precision.bytes("weight"),
         "output": precision.bytes("compute"),
     }
     # a share of the rows or of the columns is read as often as the whole table
     known = {k: float(v) for k, v in op.attributes.items() if k != "pooling" and v}
     return shape | known
+
+
+def held_share(share: float, pooling: float) -> float:
+    """Returns the share of the samples of which a rank with `share` of the rows holds any."""
+    return 1.0 - (1.0 - share) ** pooling
 
 
 def bag_bytes(shape: Mapping[str, float], phase: str) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Literal
 
-from foretrain.compiler.bags import BAG, bag_bytes, bag_shape, table_set
+from foretrain.compiler.bags import BAG, INTERACTION, bag_bytes, bag_shape, table_set
 from foretrain.compiler.flow import Copy, OpLaunch
 from foretrain.compiler.placements import local_elements
 from foretrain.graph.ir import Op, Operand, Tensor
@@ -98,6 +98,7 @@ class Shaper:
     bag_update: Mapping[str, tuple[tuple[str, float], ...]] = field(
         default_factory=dict[str, tuple[tuple[str, float], ...]]
     )
+    sparse_exchange: bool = False
 
     def local(self, launch: OpLaunch) -> dict[str, int]:
         """Returns the local size of every iteration dim."""
@@ -118,6 +119,8 @@ class Shaper:
             return self._bags(launches)
         if len(launches) == 1:
             return self._single(launches[0])
+        if (launches[0].op.fuse or "").split(".")[0] == INTERACTION:
+            return self._interaction(launches)
         parts = [self._single(launch) for launch in launches]
         first = dict(parts[0].shape)
         grown = {"backward_input": "k", "backward_weight": "m"}.get(parts[0].direction, "n")
@@ -156,7 +159,8 @@ class Shaper:
         flops = 0.0
         num_bytes = 0.0
         for launch in launches:
-            shape = bag_shape(launch.op, self.local(launch), self.precision)
+            sizes = self.local(launch)
+            shape = bag_shape(launch.op, sizes, self.precision, sparse=self.sparse_exchange)
             shape |= dict(self.bag_update.get(launch.op.source or "", ()))
             tables[tuple(shape.items())] += 1
             flops += shape["batch"] * shape["pooling"] * shape["dim"]
@@ -169,6 +173,31 @@ class Shaper:
             shape=table_set(tables),
             flops=flops,
             bytes=num_bytes,
+        )
+
+    def _interaction(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
+        """One kernel for the whole interaction: it reads its inputs and writes its outputs once."""
+        made = {operand.tensor for launch in launches for operand in launch.op.outputs}
+        read = {operand.tensor for launch in launches for operand in launch.op.inputs}
+        ends: dict[str, float] = {}
+        for launch in launches:
+            sizes = self.local(launch)
+            for operand in launch.op.inputs:
+                if operand.tensor not in made:
+                    ends[operand.tensor] = self._operand_bytes(operand, sizes)
+            for operand in launch.op.outputs:
+                if operand.tensor not in read:
+                    ends[operand.tensor] = self._operand_bytes(operand, sizes)
+        first, moved = launches[0], sum(ends.values())
+        rows = float(self.local(first)["batch"])
+        cols = moved / rows / self.precision.bytes("compute")
+        return ComputeEvent(
+            op=INTERACTION,
+            direction="forward" if first.op.phase == "forward" else "backward",
+            dtype=self._dtype(first.op),
+            shape=(("rows", rows), ("cols", cols), ("operands", 1.0)),
+            flops=sum(self._single(launch).flops for launch in launches),
+            bytes=moved,
         )
 
     def _dtype(self, op: Op) -> str:

@@ -9,11 +9,13 @@ bytes are those of the largest send buffer. See docs/explain/recommenders.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal
 
-from foretrain.compiler.bags import BAG
+from foretrain.compiler.bags import BAG, held_share
 from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
+from foretrain.mesh import Mesh
 from foretrain.program import Item
 
 #: Stream of the exchange. Its items are cut out of the segments, so that ranks with different
@@ -52,20 +54,27 @@ class Part:
 
 
 def collect_exchanges(
-    launches: Sequence[Launch], owner: int | None, *, early: bool
+    launches: Sequence[Launch], owner: int | None, *, early: bool, sparse: bool, mesh: Mesh
 ) -> list[Launch | Exchange]:
     """Returns the launches of the rank `owner`: without other ranks' tables, exchanges merged.
 
     `early`: right after what they send is there, so that they run beside what follows; else right
-    before what they bring is read.
+    before what they bring is read. `sparse`: ranks with a part of the rows send only the sums
+    that they have a row for (an all-to-all), not all of them (a reduce-scatter).
     """
     ops = [launch for launch in launches if isinstance(launch, OpLaunch)]
-    bags = {name for op in ops if op.op.cost == BAG for name, _ in (*op.reads, *op.writes)}
+    bags = {
+        name: float(op.op.attributes["pooling"])
+        for op in ops
+        if op.op.cost == BAG
+        for name, _ in (*op.reads, *op.writes)
+    }
     moved: list[Relayout] = []
     kept: list[Launch | Exchange] = []
     for launch in launches:
         if isinstance(launch, Relayout) and launch.tensor.name in bags and len(launch.steps) == 1:
-            moved.append(launch)
+            pooling = bags[launch.tensor.name]
+            moved.append(_sparse(launch, pooling, mesh) if sparse else launch)
         elif not (isinstance(launch, OpLaunch) and launch.owner not in (None, owner)):
             kept.append(launch)
     kinds: dict[str, list[Relayout]] = {}
@@ -76,6 +85,15 @@ def collect_exchanges(
         anchor = (_after if early else _before)(ops, relayouts)
         kept.insert(_index(kept, ops, anchor), _merge(name, relayouts, owner))
     return kept
+
+
+def _sparse(relayout: Relayout, pooling: float, mesh: Mesh) -> Relayout:
+    """A row-wise table sends one vector for every sample and rank that holds one of its rows."""
+    step = relayout.steps[0]
+    if step.collective not in ("reduce_scatter", "all_gather"):
+        return relayout
+    elements = ceil(step.elements * held_share(1.0 / mesh.size(step.axes), pooling))
+    return replace(relayout, steps=(replace(step, collective="all_to_all", elements=elements),))
 
 
 def _merge(name: str, relayouts: Sequence[Relayout], owner: int | None) -> Exchange:

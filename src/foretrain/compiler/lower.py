@@ -238,6 +238,7 @@ class _Compiler:
                 fused=self.job.stack.fused,
                 owner=owner,
                 overlap_tables=self.tree.runtime.overlap_tables,
+                sparse_exchange=self.job.stack.sparse_exchange,
             )
             make = maker.forward if which == "forward" else maker.backward
             segment = self._with_passes(make(lowered), lowered, which)
@@ -280,6 +281,7 @@ class _Compiler:
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
             held_bytes={"logits": stack.logits_copies * dtype_bytes(stack.logits_dtype)},
             bag_update=bag_updates(lowered, self.job.table_optimizer),
+            sparse_exchange=stack.sparse_exchange,
         )
 
     def _boundary(self, chunks: Sequence[Sequence[LoweredBlock]]) -> float:

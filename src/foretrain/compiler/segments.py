@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from foretrain.compiler.bags import BAG
+from foretrain.compiler.bags import BAG, INTERACTION
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.exchange import EXCHANGE, Exchange, collect_exchanges
@@ -27,6 +27,7 @@ class SegmentMaker:
     fused: tuple[str, ...]
     owner: int | None = None  # the rank of the data group whose tables it launches
     overlap_tables: bool = True
+    sparse_exchange: bool = False
 
     def forward(self, lowered: LoweredBlock) -> Segment:
         """Returns the forward segment; what backward reads stays alive when it ends."""
@@ -55,7 +56,10 @@ class SegmentMaker:
         owned: set[Copy],
         keep: set[Copy],
     ) -> Segment:
-        mine = collect_exchanges(launches, self.owner, early=self.overlap_tables)
+        mine = collect_exchanges(
+            launches, self.owner, early=self.overlap_tables, sparse=self.sparse_exchange,
+            mesh=self.shaper.mesh,
+        )  # fmt: skip
         batches = _fuse(mine, self.fused)
         return Segment(name=name, items=_Emitter(self, lowered, batches, owned, keep).items())
 
@@ -254,8 +258,10 @@ class _Emitter:
         for launch in launches:
             for copy in launch.writes:
                 self.done.pop(copy, None)
+        one = launches[0].op.fuse or ""
         merged = ("gemm", BAG)
-        real = [launch for launch in launches if len(launches) == 1 or launch.op.cost in merged]
+        whole = len(launches) == 1 or one.split(".")[0] == INTERACTION
+        real = [launch for launch in launches if whole or launch.op.cost in merged]
         event = self.maker.shaper.event(real)
         category: Category = "recompute" if first.recomputed else "compute"
         return [

@@ -25,6 +25,8 @@ from foretrain.graph.ir import Block, Graph
 
 #: Tag of embedding bags that some stacks run as one kernel.
 FUSED_TABLES = "tables"
+#: Tag of the interaction's operators, which some stacks run as one kernel.
+FUSED_INTERACTION = "interaction"
 #: The path below which the tables stand.
 TABLES = "features.tables"
 
@@ -110,7 +112,7 @@ def _dot(b: ConvBuilder, spec: RecSpec, x: str, pooled: Sequence[str]) -> tuple[
         "interaction.stack", "pointwise", "concat",
         [("batch", batch), ("feature", count), ("dim", dim)],
         inputs=[(name, ("batch", "dim")) for name in (x, *pooled)],
-        outputs=[(z, ("batch", "feature", "dim"))], grad="join",
+        outputs=[(z, ("batch", "feature", "dim"))], grad="join", fuse=FUSED_INTERACTION,
     )  # fmt: skip
     square = b.tensor("interaction.dot.out", ("batch", "left", "right"), (batch, count, count))
     b.op(
@@ -118,14 +120,14 @@ def _dot(b: ConvBuilder, spec: RecSpec, x: str, pooled: Sequence[str]) -> tuple[
         [("batch", batch), ("left", count), ("right", count), ("dim", dim)],
         inputs=[(z, ("batch", "left", "dim")), (z, ("batch", "right", "dim"))],
         outputs=[(square, ("batch", "left", "right"))], reduce=("dim",), grad="contraction",
-        saved=(z,), flops=2.0,
+        saved=(z,), flops=2.0, fuse=FUSED_INTERACTION,
     )  # fmt: skip
     pairs = count * (count - 1) // 2
     triangle = b.tensor("interaction.triangle.out", ("batch", "pair"), (batch, pairs))
     b.op(
         "interaction.triangle", "pointwise", "triangle", [("batch", batch), ("pair", pairs)],
         inputs=[(square, ("batch", "left", "right"))], outputs=[(triangle, ("batch", "pair"))],
-        grad="select",
+        grad="select", fuse=FUSED_INTERACTION,
     )  # fmt: skip
     return _concat(b, "interaction.concat", [x, triangle], dim + pairs), dim + pairs
 
@@ -135,7 +137,7 @@ def _concat(b: ConvBuilder, name: str, parts: Sequence[str], width: int) -> str:
     b.op(
         name, "pointwise", "concat", [("batch", b.batch), ("out", width)],
         inputs=[(part, ("batch", f"part{i}")) for i, part in enumerate(parts)],
-        outputs=[(out, ROWS)], grad="join",
+        outputs=[(out, ROWS)], grad="join", fuse=FUSED_INTERACTION,
     )  # fmt: skip
     return out
 

@@ -132,6 +132,7 @@ class _Walk:
         fuse: str | None = None,
     ) -> None:
         """Appends the operator that computes the gradients of the `targets` operands."""
+        fuse = fuse or (f"{source.fuse}.dx" if source.fuse else None)
         outputs = [Operand(tensor=self.fresh(t.tensor), dims=t.dims) for t in targets]
         kept = {dim for output in outputs for dim in output.dims}
         self.ops.append(
@@ -309,8 +310,7 @@ def _bias(walk: _Walk, op: Op) -> None:
 def _embedding(walk: _Walk, op: Op) -> None:
     """Rows of the table receive the gradients of the tokens that read them."""
     tokens, table = op.inputs[0], op.inputs[1]
-    walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0,
-              fuse=f"{op.fuse}.dw" if op.fuse else None)  # fmt: skip
+    walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0)
 
 
 def _join(walk: _Walk, op: Op) -> None:

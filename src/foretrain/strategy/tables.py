@@ -4,7 +4,8 @@
     row-wise       every rank holds 1/n of the rows; partial sums are reduce-scattered
     column-wise    every rank holds 1/n of the columns
     data-parallel  every rank holds the table; its dense gradient is all-reduced
-    auto           row-wise where one table is more than a rank's fair share, else table-wise
+    auto           row-wise where one table is more than a rank's fair share (data-parallel where
+                   it has fewer rows than there are ranks), else table-wise
 
 Owners are assigned greedily: tables in order of falling cost, each to the rank with the least so
 far. The cost is the size (greedy-size), the bytes looked up per sample (greedy-lookups), or the
@@ -101,7 +102,9 @@ def _auto(table: Table, tables: Sequence[Table], ranks: int) -> str:
     size = sum(other.num_parameters for other in tables)
     lookups = sum(map(_lookups, tables))
     share = max(table.num_parameters / size, _lookups(table) / lookups)
-    return "row-wise" if share * ranks > 1.0 and ranks > 1 and table.rows >= ranks else "table-wise"
+    if share * ranks <= 1.0 or ranks == 1:
+        return "table-wise"
+    return "row-wise" if table.rows >= ranks else "data-parallel"
 
 
 def check_tables(plan: Plan, spec: RecSpec, ranks: int) -> list[Problem]:

@@ -38,11 +38,11 @@ def map_rec_model(row: Row, assumed: Assumed) -> str:
 
 
 def map_rec_stack(row: Row, assumed: Assumed) -> str:
-    """Returns the stack: HugeCTR, and NVIDIA's PyTorch code, which replays CUDA graphs as well."""
-    if row.family == "mlperf_training" and not has_word(row.framework, "hugectr"):
+    """Returns the stack: HugeCTR for MLPerf, NVIDIA's code for PyTorch for the others."""
+    if row.family != "mlperf_training":
+        return "nvidia-dlrm"
+    if not has_word(row.framework, "hugectr"):
         assumed.add("stack: hugectr, the implementation of MLPerf's submissions")
-    elif row.family != "mlperf_training":
-        assumed.add("stack: NVIDIA's DLRM for PyTorch (fused kernels, CUDA graphs) as hugectr")
     return "hugectr"
 
 
