@@ -77,14 +77,42 @@ def collect_exchanges(
             moved.append(_sparse(launch, pooling, mesh) if sparse else launch)
         elif not (isinstance(launch, OpLaunch) and launch.owner not in (None, owner)):
             kept.append(launch)
+    _by_kind(kept)
     kinds: dict[str, list[Relayout]] = {}
     for relayout in moved:
         name = relayout.steps[0].collective
         kinds.setdefault("all_to_all" if name in _MOVES else name, []).append(relayout)
     for name, relayouts in kinds.items():
-        anchor = (_after if early else _before)(ops, relayouts)
-        kept.insert(_index(kept, ops, anchor), _merge(name, relayouts, owner))
+        place = (_after if early else _before)(kept, relayouts)
+        kept.insert(place, _merge(name, relayouts, owner))
     return kept
+
+
+def bag_kind(launch: OpLaunch) -> str:
+    """Returns how a table lies: tables of one kind run as one kernel."""
+    if launch.owner is not None:
+        return "owned"
+    split = {dim for dim, axes in launch.split.items() if axes}
+    return next((dim for dim in ("row", "dim") if dim in split), "replicated")
+
+
+def _by_kind(kept: list[Launch | Exchange]) -> None:
+    """Sorts neighbouring lookups by kind: exchanged tables first in forward, last in backward."""
+    places = [
+        i for i, op in enumerate(kept) if isinstance(op, OpLaunch) and op.op.cost == BAG
+    ]
+    ops = [kept[i] for i in places]
+    if not ops or places != list(range(places[0], places[0] + len(places))):
+        return
+    first = ops[0]
+    backward = isinstance(first, OpLaunch) and first.op.phase != "forward"
+
+    def key(op: Launch | Exchange) -> tuple[bool, str]:
+        kind = bag_kind(op) if isinstance(op, OpLaunch) else ""
+        return (kind == "replicated") != backward, kind
+
+    for place, op in zip(places, sorted(ops, key=key), strict=True):
+        kept[place] = op
 
 
 def _sparse(relayout: Relayout, pooling: float, mesh: Mesh) -> Relayout:
@@ -125,25 +153,31 @@ def _merge(name: str, relayouts: Sequence[Relayout], owner: int | None) -> Excha
     )
 
 
-def _after(ops: Sequence[OpLaunch], relayouts: Sequence[Relayout]) -> int:
-    """The index of the operator after which all sources are there, plus one."""
+def _after(kept: Sequence[Launch | Exchange], relayouts: Sequence[Relayout]) -> int:
+    """The place after the last operator that leaves a source; the start if all are other ranks'."""
     names = {relayout.source[0] for relayout in relayouts}
-    return 1 + max(i for i, op in enumerate(ops) if names & {name for name, _ in op.writes})
+    makers = [
+        i
+        for i, launch in enumerate(kept)
+        if isinstance(launch, OpLaunch) and names & {name for name, _ in launch.writes}
+    ]
+    place = makers[-1] + 1 if makers else 0
+    while place < len(kept) and isinstance(kept[place], Exchange):
+        place += 1  # in the order in which they were found
+    return place
 
 
-def _before(ops: Sequence[OpLaunch], relayouts: Sequence[Relayout]) -> int:
-    """The index of the first operator that reads a target."""
+def _before(kept: Sequence[Launch | Exchange], relayouts: Sequence[Relayout]) -> int:
+    """The place of the first operator that reads a target; the end if only other ranks do."""
     targets = {relayout.target for relayout in relayouts}
-    return next((i for i, op in enumerate(ops) if targets & set(op.reads)), len(ops))
-
-
-def _index(kept: Sequence[Launch | Exchange], ops: Sequence[OpLaunch], anchor: int) -> int:
-    """Where in `kept` the operator `ops[anchor]`, or the next one that was kept, stands."""
-    for op in ops[anchor:]:
-        for i, launch in enumerate(kept):
-            if launch is op:
-                return i
-    return len(kept)
+    return next(
+        (
+            i
+            for i, launch in enumerate(kept)
+            if isinstance(launch, OpLaunch) and targets & set(launch.reads)
+        ),
+        len(kept),
+    )
 
 
 def cut(items: Sequence[Item]) -> tuple[Part, ...]:

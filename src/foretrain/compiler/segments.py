@@ -9,7 +9,7 @@ from typing import cast
 from foretrain.compiler.bags import BAG, INTERACTION
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.events import EventTable, Groups, Shaper
-from foretrain.compiler.exchange import EXCHANGE, Exchange, collect_exchanges
+from foretrain.compiler.exchange import EXCHANGE, Exchange, bag_kind, collect_exchanges
 from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
 from foretrain.compiler.placements import family
 from foretrain.program import Category, Item, Segment
@@ -116,7 +116,7 @@ def _fuse(
     batches: list[list[Launch | Exchange]] = []
     current: tuple[str, list[Launch | Exchange]] | None = None
     for launch in launches:
-        tag = launch.op.fuse if isinstance(launch, OpLaunch) else None
+        tag = _tag(launch) if isinstance(launch, OpLaunch) else None
         if tag is not None and tag.split(".")[0] in fused:
             if current is not None and current[0] == tag:
                 current[1].append(launch)
@@ -136,10 +136,16 @@ def _fuse(
     return batches
 
 
+def _tag(launch: OpLaunch) -> str | None:
+    """What runs as one kernel has one tag; tables that lie differently do not."""
+    fuse = launch.op.fuse
+    return f"{fuse}.{bag_kind(launch)}" if fuse and launch.op.cost == BAG else fuse
+
+
 def _feeds(relayout: Relayout, launches: Sequence[Launch | Exchange], tag: str) -> bool:
     """Whether a re-layout between two members of a fused kernel is read by that kernel."""
     return any(
-        isinstance(launch, OpLaunch) and launch.op.fuse == tag and launch.op.name == relayout.group
+        isinstance(launch, OpLaunch) and _tag(launch) == tag and launch.op.name == relayout.group
         for launch in launches
     )
 

@@ -79,7 +79,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
     words = _read_words(fields, model, cluster, lines)
-    model = with_lookups(fields, model, folder)
+    model = with_lookups(fields, model, folder, lines)
     if model is None or cluster is None or stack is None:
         return None
     given = {key for key in section.values if section.has(key)}

@@ -59,11 +59,17 @@ def read_table_optimizer(
     return word
 
 
-def with_lookups(fields: Fields, model: Model | None, folder: Path | None) -> Model | None:
+def with_lookups(
+    fields: Fields, model: Model | None, folder: Path | None, lines: list[str]
+) -> Model | None:
     """Returns the model with what `training.lookups` says about its tables."""
     section = Section(path="training", values=fields.section("training"), problems=fields.problems)
     given = section.values.get("lookups")
-    if given is None or model is None:
+    if model is None:
+        return None
+    if given is None:
+        if isinstance(model, RecSpec):
+            lines.append(f"lookups = {_usual(model)} (not given)")
         return model
     if not isinstance(model, RecSpec):
         section.refuse("lookups", "the model has no embedding tables", given)
@@ -74,13 +80,15 @@ def with_lookups(fields: Fields, model: Model | None, folder: Path | None) -> Mo
         return model
     kind, value = words
     if kind == "uniform":
-        return model
+        plain = (replace(t, zipf=0.0, distinct=None, reuse=()) for t in model.tables)
+        return replace(model, tables=tuple(plain))
     if kind == "zipf":
         exponent = as_number(value)
         if exponent is None or not 0.0 <= exponent <= MOST_ZIPF:
             section.refuse("lookups", "not an exponent", value, f"0 to {MOST_ZIPF:g}")
             return model
-        return replace(model, tables=tuple(replace(t, zipf=exponent) for t in model.tables))
+        skewed = (replace(t, zipf=exponent, distinct=None, reuse=()) for t in model.tables)
+        return replace(model, tables=tuple(skewed))
     path = Path(str(value)) if folder is None else folder / str(value)
     try:
         found = read_reuse(path)
@@ -88,6 +96,16 @@ def with_lookups(fields: Fields, model: Model | None, folder: Path | None) -> Mo
         fields.refuse(error.problems, FileFormatError)
         return model
     return _applied(section, model, found)
+
+
+def _usual(model: RecSpec) -> str:
+    """What the model says itself about its lookups."""
+    if any(table.distinct is not None for table in model.tables):
+        return "measured reuse, as the model says"
+    exponents = sorted({table.zipf for table in model.tables})
+    if exponents == [0.0]:
+        return "uniform"
+    return "zipf " + ", ".join(f"{value:g}" for value in exponents) + ", as the model says"
 
 
 def _words(given: object) -> tuple[str, Any] | None:

@@ -7,9 +7,10 @@
     auto           row-wise where one table is more than a rank's fair share (data-parallel where
                    it has fewer rows than there are ranks), else table-wise
 
-Owners are assigned greedily: tables in order of falling cost, each to the rank with the least so
-far. The cost is the size (greedy-size), the bytes looked up per sample (greedy-lookups), or the
-larger of both as shares of all tables (greedy-both); round-robin deals them in order.
+Owners are assigned greedily: tables in order of falling cost, each to the rank that has the least
+with it. The cost is the size (greedy-size), the numbers looked up per sample (greedy-lookups), or
+both as shares of all tables, of which the larger counts (greedy-both); round-robin deals them in
+order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WAYS = ("table-wise", "row-wise", "column-wise", "data-parallel", "auto")
 ASSIGNMENTS = ("greedy-size", "greedy-lookups", "greedy-both", "round-robin")
 DATA = ("dp_replicate", "dp_shard")
 
-Cost = Callable[[Table], float]
+Cost = Callable[[Table], tuple[float, float]]
 
 
 def table_nodes(plan: Plan, spec: RecSpec, ranks: int) -> list[Node]:
@@ -72,25 +73,30 @@ def assign(
     if assignment == "round-robin":
         return owners | {table.name: i % ranks for i, table in enumerate(free)}
     cost = _cost(assignment, tables)
-    load = [0.0] * ranks
+    load = [(0.0, 0.0)] * ranks
+
+    def put(table: Table, rank: int) -> None:
+        size, lookups = cost(table)
+        load[rank] = (load[rank][0] + size, load[rank][1] + lookups)
+
     for table in tables:
         if table.name in owners:
-            load[owners[table.name] % ranks] += cost(table)
-    for table in sorted(free, key=cost, reverse=True):  # stable: equal tables in order
-        rank = min(range(ranks), key=lambda r: (load[r], r))
+            put(table, owners[table.name] % ranks)
+    for table in sorted(free, key=lambda t: max(cost(t)), reverse=True):  # stable: equals in order
+        size, lookups = cost(table)
+        rank = min(range(ranks), key=lambda r: (max(load[r][0] + size, load[r][1] + lookups), r))
         owners[table.name] = rank
-        load[rank] += cost(table)
+        put(table, rank)
     return owners
 
 
 def _cost(assignment: str, tables: Sequence[Table]) -> Cost:
+    """Size and lookups of a table as shares of all tables; what does not count is 0."""
     size = float(sum(table.num_parameters for table in tables))
     lookups = sum(map(_lookups, tables))
-    if assignment == "greedy-lookups":
-        return _lookups
-    if assignment == "greedy-size":
-        return lambda table: float(table.num_parameters)
-    return lambda table: max(table.num_parameters / size, _lookups(table) / lookups)
+    by_size = float(assignment != "greedy-lookups") / size
+    by_lookups = float(assignment != "greedy-size") / lookups
+    return lambda table: (table.num_parameters * by_size, _lookups(table) * by_lookups)
 
 
 def _lookups(table: Table) -> float:

@@ -5,8 +5,8 @@ Per sample and table, in sectors of 32 bytes, with L lookups of rows of r bytes 
     fixed  = offsets + c32(8 L) + c32(output)      weight = L r
     U      = distinct rows of N = B L lookups      X      = rows that L2 holds for this table
     hit    = 1 - U/N if U <= X, else what the X hottest rows serve beyond their first read
-    T      = t0 + sum over tables of phi max((fixed + weight (1 - hit)) / B_dram,
-                                             (fixed + weight) / B_L2) B
+    T      = sum over tables of phi max((fixed + weight (1 - hit)) / B_dram,
+                                             (fixed + weight) / B_L2) B, at least t0
 
 Uniform lookups read U = E (1 - (1 - 1/E)**N) rows, and any X rows serve X/E of them; Zipf and
 measured reuse say how much the hottest rows serve. Backward reads and writes the row, and what
@@ -47,7 +47,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     The least that a table needs is batch, rows, dim and pooling; numbers have 4 bytes then.
     """
     rules = load("embedding")["rules"]
-    return [_price(event, machine, rules) for event in events]
+    return [price_one(event, machine, rules) for event in events]
 
 
 def table_shapes(event: ComputeEvent) -> list[dict[str, float]]:
@@ -74,7 +74,8 @@ class _Bag:
     seconds: float
 
 
-def _price(event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> Answer:
+def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> Answer:
+    """Returns the time of one event under given constants (studies/recsys fits them)."""
     found = constants_for(machine)
     kinds = table_shapes(event)
     bags = [_bag(kind, event, machine, rules) for kind in kinds]
@@ -87,7 +88,7 @@ def _price(event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) ->
     hits = ", ".join(f"{bag.hit:.2f}" for bag in bags[:3]) + (", ..." if len(bags) > 3 else "")
     tables = sum(max(1.0, kind.get("tables", 1.0)) for kind in kinds)
     return Answer(
-        value_s=t0 + seconds,
+        value_s=max(t0, seconds),
         latency_s=t0,
         factor=width(found.row, "memory"),
         kernels=1.0,
