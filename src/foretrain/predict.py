@@ -72,6 +72,7 @@ def compile_run(run: RunSpec) -> Compiled:
         stack=run.stack,
         devices_per_node=run.cluster.devices_per_node,
         samples_per_step=training.global_batch,
+        table_optimizer=training.table_optimizer,
     )
     return Compiled(graph=graph, tree=tree, program=compile_program(graph, tree, job))
 

@@ -12,8 +12,9 @@ class Stack:
 
     `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists the operator groups that run as one GEMM
     (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
-    multiplies the bytes of an ideally fused kernel; both by cost name, "*" for all others, absent = 1.
-    `defaults` is what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
+    multiplies the bytes of an ideally fused kernel; both by cost name, "*" for all others, absent =
+    1. An operator of 0 launches is part of a neighbour's kernel and costs nothing. `defaults` is
+    what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
     recompute); `validate runs` reads it where a source states nothing.
     """
 
@@ -54,6 +55,7 @@ class Stack:
     fp8_saved: bool = False  # linear layers keep their input in FP8 for backward
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
+    sparse_exchange: bool = False  # of row-wise tables only sums that are not empty are sent
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])

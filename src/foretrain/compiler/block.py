@@ -35,6 +35,8 @@ class WeightUse:
     accumulated: tuple[str, ...]  # ... of the gradient kept between micro-steps
     master: tuple[str, ...]  # ... of master, moments and the gradient of the optimizer
     trained: bool
+    owner: int | None = None  # the rank of the data group that alone holds it
+    sparse: bool = False  # updated in backward, row by row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,11 @@ def block_path(block: Block, layer: int) -> str:
     return f"{block.name}.{layer}" if inner else block.name
 
 
+def owner_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes of the group in which one rank may own a table: all data axes."""
+    return tuple(a for a in ("dp_replicate", "dp_shard") if mesh.size(a) > 1) or ("dp_shard",)
+
+
 def lower_block(
     block: Block,
     backward: Backward,
@@ -90,7 +97,7 @@ def lower_block(
     """
     tensors = {**block.by_name(), **{t.name: t for t in backward.tensors}}
     path = block_path(block, layer)
-    flow = Flow(tensors=tensors, mesh=mesh, path=path)
+    flow = Flow(tensors=tensors, mesh=mesh, path=path, owner_axes=owner_axes(mesh))
     outer = resolve(nodes, path)
     residual = _residual(outer, mesh)
     if block.input is not None:
@@ -160,6 +167,10 @@ def _forward(
 ) -> list[Launch]:
     launches: list[Launch] = []
     for op in block.ops:
+        owner = settings[op.name].owner
+        if owner is not None:
+            launches += flow.run_owned(op, owner)
+            continue
         own, inherited = _splits_for(op, settings[op.name], mesh)
         launches += flow.run(op, own, inherited)
     return launches
@@ -234,6 +245,9 @@ def _backward(
         _drop_gathered(flow)
     for op in backward.ops:
         again.needed(operand.tensor for operand in op.inputs)
+        if op.source in flow.owners:
+            launches += flow.run_owned(op, flow.owners[op.source])
+            continue
         own = as_split(forward_splits.get(op.source or "", {}), op)
         if op.name == SIDE_ZERO:
             own = dict(_fit(residual, flow.tensors[op.outputs[0].tensor]).shards)
@@ -315,6 +329,8 @@ def _weights(
                 accumulated=flat("grad_accumulator"),
                 master=flat("master"),
                 trained=grad is not None,
+                owner=settings.owner,
+                sparse=settings.sparse,
             )
         )
     return tuple(uses)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
-from foretrain.compiler.block import op_path
+from foretrain.compiler.block import op_path, owner_axes
 from foretrain.compiler.placements import FLAT
 from foretrain.errors import Problem, nearest
 from foretrain.graph.ir import Graph, Op
@@ -54,6 +54,7 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
                 allowed="a pattern of one or two parts, such as layers or layers.3",
             )
         )
+    problems += _check_owner(node, below, mesh, where)
     dims = {name for op in below for name in (*(d.name for d in op.dims), *op.groups)}
     spatial = [dim for dim in node.computation if dim in SPATIAL and _on_maps(below)]
     problems += [
@@ -83,6 +84,22 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
         own = {dim: axes for dim, axes in split.items() if dim != "source"}
         source = {dim: axes for dim, axes in split.items() if dim == "source"}
         problems += [*_check_axes(own, mesh, inside), *_check_axes(source, mesh, inside)]
+    return problems
+
+
+def _check_owner(node: Node, below: Sequence[Op], mesh: Mesh, where: str) -> list[Problem]:
+    """An owner holds embedding tables only, and is a rank of the data-parallel group."""
+    problems: list[Problem] = []
+    for key, given in (("owner", node.owner is not None), ("sparse", bool(node.sparse))):
+        if given and any(op.cost != "embedding_bag" for op in below):
+            problems.append(
+                Problem(what=f"{key} is a setting of embedding tables", where=where,
+                        value=node.pattern, allowed="a pattern below features.tables")
+            )  # fmt: skip
+    size = mesh.size(owner_axes(mesh))
+    if node.owner is not None and not 0 <= node.owner < size:
+        problems.append(Problem(what="no such rank in the data-parallel group", where=where,
+                                value=node.owner, allowed=f"0 to {size - 1}"))  # fmt: skip
     return problems
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Literal
 
+from foretrain.compiler.bags import BAG, INTERACTION, bag_bytes, bag_shape, table_set
 from foretrain.compiler.flow import Copy, OpLaunch
 from foretrain.compiler.placements import local_elements
 from foretrain.graph.ir import Op, Operand, Tensor
@@ -90,6 +92,11 @@ class Shaper:
     precision: Precision
     fused_accumulation: bool  # weight gradients accumulate in the GEMM's epilogue
     held_bytes: Mapping[str, float]  # bytes per element of tensors that are kept in wider copies
+    #: What backward does to a table beside reading its rows' gradients, by operator.
+    bag_update: Mapping[str, tuple[tuple[str, float], ...]] = field(
+        default_factory=dict[str, tuple[tuple[str, float], ...]]
+    )
+    sparse_exchange: bool = False
 
     def local(self, launch: OpLaunch) -> dict[str, int]:
         """Returns the local size of every iteration dim."""
@@ -106,8 +113,12 @@ class Shaper:
 
     def event(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
         """Returns the event of one operator, or of several that run as one GEMM."""
+        if launches[0].op.cost == BAG:
+            return self._bags(launches)
         if len(launches) == 1:
             return self._single(launches[0])
+        if (launches[0].op.fuse or "").split(".")[0] == INTERACTION:
+            return self._interaction(launches)
         parts = [self._single(launch) for launch in launches]
         first = dict(parts[0].shape)
         grown = {"backward_input": "k", "backward_weight": "m"}.get(parts[0].direction, "n")
@@ -138,6 +149,53 @@ class Shaper:
             shape=tuple(shape.items()),
             flops=op.flops * op.density * prod(sizes.values()),
             bytes=self._bytes(op, sizes),
+        )
+
+    def _bags(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
+        """Embedding bags of one kernel; equal tables are counted, others numbered."""
+        tables: Counter[tuple[tuple[str, float], ...]] = Counter()
+        flops = 0.0
+        num_bytes = 0.0
+        for launch in launches:
+            sizes = self.local(launch)
+            shape = bag_shape(launch.op, sizes, self.precision, sparse=self.sparse_exchange)
+            shape |= dict(self.bag_update.get(launch.op.source or "", ()))
+            tables[tuple(shape.items())] += 1
+            flops += shape["batch"] * shape["pooling"] * shape["dim"]
+            num_bytes += bag_bytes(shape, launch.op.phase)
+        first = launches[0].op
+        return ComputeEvent(
+            op=BAG,
+            direction=direction(first),
+            dtype=self._dtype(first),
+            shape=table_set(tables),
+            flops=flops,
+            bytes=num_bytes,
+        )
+
+    def _interaction(self, launches: Sequence[OpLaunch]) -> ComputeEvent:
+        """One kernel for the whole interaction: it reads its inputs and writes its outputs once."""
+        made = {operand.tensor for launch in launches for operand in launch.op.outputs}
+        read = {operand.tensor for launch in launches for operand in launch.op.inputs}
+        ends: dict[str, float] = {}
+        for launch in launches:
+            sizes = self.local(launch)
+            for operand in launch.op.inputs:
+                if operand.tensor not in made:
+                    ends[operand.tensor] = self._operand_bytes(operand, sizes)
+            for operand in launch.op.outputs:
+                if operand.tensor not in read:
+                    ends[operand.tensor] = self._operand_bytes(operand, sizes)
+        first, moved = launches[0], sum(ends.values())
+        rows = float(self.local(first)["batch"])
+        cols = moved / rows / self.precision.bytes("compute")
+        return ComputeEvent(
+            op=INTERACTION,
+            direction="forward" if first.op.phase == "forward" else "backward",
+            dtype=self._dtype(first.op),
+            shape=(("rows", rows), ("cols", cols), ("operands", 1.0)),
+            flops=sum(self._single(launch).flops for launch in launches),
+            bytes=moved,
         )
 
     def _dtype(self, op: Op) -> str:
@@ -197,7 +255,7 @@ class Shaper:
                 if not {"vocab", "type"} & set(o.dims)
             )
             return 2.0 * rows
-        if op.cost == "select":  # reads what it writes, not the whole input
+        if op.cost in ("select", "triangle"):  # reads what it writes, not the whole input
             return 2.0 * sum(self._operand_bytes(o, sizes) for o in op.outputs)
         return sum(self._operand_bytes(o, sizes) for o in (*op.inputs, *op.outputs))
 

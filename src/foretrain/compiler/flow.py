@@ -8,7 +8,7 @@ operators and are resolved where the algebra of docs/explain/placements.md says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretrain.compiler.placements import Layout, Redistribution, layout, redistribute
 from foretrain.compiler.splits import Split, check_split, full_split, wanted_layout
@@ -28,6 +28,7 @@ class OpLaunch:
     reads: tuple[Copy, ...]
     writes: tuple[Copy, ...]
     recomputed: bool = False
+    owner: int | None = None  # the rank of the data group that does it; None: every rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Relayout:
     tensor: Tensor
     recomputed: bool = False
     group: str = ""  # the operator that wants it first
+    owner: int | None = None  # of the end that one rank owns
 
 
 Launch = OpLaunch | Relayout
@@ -56,6 +58,9 @@ class Flow:
     copies: dict[Copy, Copy] = field(default_factory=dict[Copy, Copy])
     weights: dict[str, Layout] = field(default_factory=dict[str, Layout])
     splits: dict[str, Split] = field(default_factory=dict[str, Split])
+    owners: dict[str, int] = field(default_factory=dict[str, int])  # of operators
+    tensor_owners: dict[str, int] = field(default_factory=dict[str, int])
+    owner_axes: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def arrive(self, tensor: str, placed: Layout) -> None:
@@ -94,6 +99,28 @@ class Flow:
         )
         return launches
 
+    def run_owned(self, op: Op, owner: int) -> list[Launch]:
+        """Returns the launches of an operator that one rank of the data group does alone."""
+        want = layout(owned=self.owner_axes)
+        self.owners[op.name] = owner
+        self.splits[op.name] = {d.name: () for d in op.dims}
+        launches: list[Launch] = []
+        reads: list[Copy] = []
+        for operand in op.inputs:
+            if operand.tensor not in self.produced:
+                self._use_weight(operand, self.tensors[operand.tensor], want)
+                continue
+            relayouts = self.convert(operand.tensor, want, op.name)
+            launches += [replace(r, owner=owner) for r in relayouts if isinstance(r, Relayout)]
+            reads.append((operand.tensor, want))
+        for operand in op.outputs:
+            self.arrive(operand.tensor, want)
+            self.tensor_owners[operand.tensor] = owner
+        writes = tuple((operand.tensor, want) for operand in op.outputs)
+        split = self.splits[op.name]
+        done = OpLaunch(op=op, split=split, reads=tuple(reads), writes=writes, owner=owner)
+        return [*launches, done]
+
     def convert(
         self, name: str, want: Layout, group: str, *, recomputed: bool = False
     ) -> list[Launch]:
@@ -115,6 +142,7 @@ class Flow:
                 tensor=tensor,
                 recomputed=recomputed,
                 group=group,
+                owner=self.tensor_owners.get(name),
             )
         ]
 

@@ -11,19 +11,36 @@ from foretrain.compiler.parameters import Unit
 from foretrain.compiler.placements import Redistribution, family
 from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
-from foretrain.program import Category, Comm, CommEvent, Entry, Segment
+from foretrain.program import Category, Comm, CommEvent, Entry, Item, Segment
 from foretrain.stack import Stack
 from foretrain.strategy.tree import StrategyTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One block instance of a chunk: its weights and its two segments."""
+    """One block instance of a chunk: its weights and the parts of its two passes.
+
+    A pass is one segment unless embeddings are exchanged in it (compiler/exchange.py).
+    """
 
     lowered: LoweredBlock
     unit: Unit
-    forward: int
-    backward: int
+    forward: tuple[Piece, ...]
+    backward: tuple[Piece, ...]
+
+    @property
+    def exchanges(self) -> bool:
+        """Returns whether embeddings are exchanged in the block."""
+        return len(self.forward) > 1 or len(self.backward) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment, or an exchange (the item of its communication) after the exchanges `waits`."""
+
+    segment: int | None
+    exchange: Item | None
+    waits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +88,8 @@ class StageContext:
     ties: tuple[Tie, ...]
     boundaries: tuple[Boundary, ...]
     scattered: bool
+    joint: bool = False  # the stage has several rank classes, which wait for each other
+    tables: tuple[float, float] = (0.0, 0.0)  # bytes of tables that backward updates, and states
 
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""
@@ -92,6 +111,13 @@ class LaunchList:
     def event(self, event: CommEvent) -> int:
         """Returns the id of a communication event."""
         return self.context.table.intern(event)
+
+    def joint_key(self, label: str) -> str | None:
+        """Returns what joins a collective of several rank classes: all have equally many of them."""
+        if not self.context.joint:
+            return None
+        count = sum(isinstance(entry, Comm) for entry in self.entries)
+        return f"stage {self.context.stage}, {count}: {label}"
 
     def collective(
         self,
@@ -124,6 +150,7 @@ class LaunchList:
                 category=category,
                 axes=step.axes,
                 after=tuple(after),
+                key=self.joint_key(label),
                 delta_start=delta_start or {},
                 delta_end=delta_end or {},
                 microbatch=microbatch,

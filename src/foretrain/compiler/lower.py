@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from foretrain.compiler.block import LoweredBlock, lower_block, op_path
+from foretrain.compiler.block import LoweredBlock, lower_block, op_path, owner_axes
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
+from foretrain.compiler.exchange import Part, cut
 from foretrain.compiler.held import held_bytes
-from foretrain.compiler.launches import Boundary, Instance, StageContext, Tie
+from foretrain.compiler.launches import Boundary, Instance, Piece, StageContext, Tie
 from foretrain.compiler.optimizer import factored_share
 from foretrain.compiler.parameters import Unit, make_unit, tied_weights
 from foretrain.compiler.passes import Passes
@@ -23,6 +24,13 @@ from foretrain.compiler.placements import family
 from foretrain.compiler.segments import SegmentMaker
 from foretrain.compiler.splits import refine_mesh
 from foretrain.compiler.stage import build_entries
+from foretrain.compiler.tables import (
+    TableGroup,
+    bag_updates,
+    position,
+    table_bytes,
+    table_groups,
+)
 from foretrain.errors import PlanError, Problem
 from foretrain.graph.backward import Backward, derive_backward
 from foretrain.graph.ir import Graph
@@ -42,6 +50,7 @@ class Job:
     stack: Stack
     devices_per_node: int
     samples_per_step: int
+    table_optimizer: str = "sgd"  # of tables that backward updates
 
 
 def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
@@ -70,7 +79,7 @@ class _Compiler:
         self.segments: list[Segment] = []
         self.backwards = [derive_backward(block) for block in graph.blocks]
         self.lowered: dict[tuple[int, tuple[int, ...]], LoweredBlock] = {}
-        self.cut: dict[tuple[int, int, str, frozenset[str]], int] = {}
+        self.cut: dict[tuple[int, int, str, frozenset[str], int | None], tuple[Piece, ...]] = {}
 
     def _refined_mesh(self) -> Mesh:
         nodes = self.tree.nodes
@@ -85,7 +94,12 @@ class _Compiler:
         """Returns the Program; all stages are lowered from the same classes."""
         chunks = self._virtual_stages()
         self._raise_problems()
-        classes = [self._stage(stage, chunks) for stage in range(self.tree.schedule.pp)]
+        groups = table_groups([block for chunk in chunks for block in chunk], self.mesh)
+        classes = [
+            self._stage(stage, chunks, group, alone=len(groups) == 1)
+            for stage in range(self.tree.schedule.pp)
+            for group in groups
+        ]
         return Program(
             mesh=self.mesh,
             events=tuple(self.table.events),
@@ -159,7 +173,15 @@ class _Compiler:
             result[layer] = known
         return result
 
-    def _stage(self, stage: int, chunks: Sequence[Sequence[LoweredBlock]]) -> RankClass:
+    def _stage(
+        self,
+        stage: int,
+        chunks: Sequence[Sequence[LoweredBlock]],
+        group: TableGroup,
+        *,
+        alone: bool,
+    ) -> RankClass:
+        """One class of ranks: a stage, and of it the ranks with the tables of `group`."""
         schedule, mesh = self.tree.schedule, self.mesh
         groups = Groups(mesh=mesh, devices_per_node=self.job.devices_per_node)
         canonical = self._canonical(stage)
@@ -176,26 +198,41 @@ class _Compiler:
             optimizer=self.job.optimizer,
             factored=factored_share(w for block in self.graph.blocks for w in block.weights),
             stack=self.job.stack,
-            chunks=self._stage_instances(own, canonical),
+            chunks=self._stage_instances(own, canonical, group.owner),
             ties=self._ties(chunks, stage),
             boundaries=self._boundaries(chunks),
             scattered=self._scattered(chunks),
+            joint=not alone,
+            tables=self._table_bytes(own, group.owner),
         )
         built = build_entries(context)
-        ranks = tuple(
-            rank
-            for rank in range(mesh.world_size)
-            if "pp" not in mesh.axes or mesh.coordinates(rank)["pp"] == stage
-        )
         return RankClass(
-            name=f"stage {stage}",
+            name=f"stage {stage}" if alone else f"tables of rank {group.owner}",
             stage=stage,
-            ranks=ranks,
+            ranks=self._ranks(stage, group, alone=alone),
             entries=built.entries,
             persistent=built.persistent,
             flat_step_bytes=built.flat_step_bytes,
             host_bytes=built.host_bytes,
         )
+
+    def _ranks(self, stage: int, group: TableGroup, *, alone: bool) -> tuple[int, ...]:
+        mesh = self.mesh
+        axes = owner_axes(mesh)
+        places = {rank: mesh.coordinates(rank) for rank in range(mesh.world_size)}
+        return tuple(
+            rank
+            for rank, place in places.items()
+            if place.get("pp", 0) == stage
+            and (alone or position(place, mesh, axes) in group.members)
+        )
+
+    def _table_bytes(
+        self, own: Sequence[Sequence[LoweredBlock]], owner: int | None
+    ) -> tuple[float, float]:
+        blocks = [block for chunk in own for block in chunk]
+        job = self.job
+        return table_bytes(blocks, owner, self.mesh, job.precision, job.table_optimizer)
 
     def _canonical(self, stage: int) -> int:
         """The first stage whose first rank has the same place in its node: equal topology."""
@@ -205,7 +242,7 @@ class _Compiler:
         return next(s for s in range(stage + 1) if s * stride % per_node == place)
 
     def _stage_instances(
-        self, chunks: Sequence[Sequence[LoweredBlock]], canonical: int
+        self, chunks: Sequence[Sequence[LoweredBlock]], canonical: int, owner: int | None
     ) -> tuple[tuple[Instance, ...], ...]:
         """The instances of a stage: of tied weights the first copy on the stage counts."""
         held: set[str] = set()
@@ -214,24 +251,37 @@ class _Compiler:
             instances: list[Instance] = []
             for lowered in chunk:
                 names = tied_weights(lowered, self.mesh)
-                instances.append(self._instance(lowered, canonical, held & names.keys()))
+                key = (canonical, frozenset(held & names.keys()), owner)
+                instances.append(self._instance(lowered, key))
                 held |= names.keys()
             result.append(tuple(instances))
         return tuple(result)
 
-    def _instance(self, lowered: LoweredBlock, canonical: int, held: set[str]) -> Instance:
-        unit = make_unit(lowered, self.mesh, held=held)
+    def _instance(
+        self, lowered: LoweredBlock, key: tuple[int, frozenset[str], int | None]
+    ) -> Instance:
+        unit = make_unit(lowered, self.mesh, held=key[1])
         return Instance(
             lowered=lowered,
             unit=unit,
-            forward=self._segment(lowered, canonical, "forward", unit, held),
-            backward=self._segment(lowered, canonical, "backward", unit, held),
+            forward=self._pieces(lowered, unit, "forward", key),
+            backward=self._pieces(lowered, unit, "backward", key),
         )
 
-    def _segment(
-        self, lowered: LoweredBlock, canonical: int, which: str, unit: Unit, held: set[str]
-    ) -> int:
-        key = (id(lowered), canonical, which, frozenset(held))
+    def _pieces(
+        self,
+        lowered: LoweredBlock,
+        unit: Unit,
+        which: str,
+        place: tuple[int, frozenset[str], int | None],
+    ) -> tuple[Piece, ...]:
+        """The segments of one pass of a block, cut where embeddings are exchanged.
+
+        `place` is the canonical stage, the tied weights that the stage holds already, and the rank
+        whose tables the class of ranks holds.
+        """
+        canonical, held, owner = place
+        key = (id(lowered), canonical, which, held, owner if lowered.flow.owners else None)
         if key not in self.cut:
             maker = SegmentMaker(
                 table=self.table,
@@ -240,11 +290,20 @@ class _Compiler:
                 stage=canonical,
                 overlap_tp=self.tree.runtime.overlap_tp,
                 fused=self._fused(),
+                owner=owner,
+                overlap_tables=self.tree.runtime.overlap_tables,
+                sparse_exchange=self.job.stack.sparse_exchange,
             )
             make = maker.forward if which == "forward" else maker.backward
-            self.segments.append(self._with_passes(make(lowered), unit, which))
-            self.cut[key] = len(self.segments) - 1
+            segment = self._with_passes(make(lowered), unit, which)
+            self.cut[key] = tuple(self._piece(segment.name, part) for part in cut(segment.items))
         return self.cut[key]
+
+    def _piece(self, name: str, part: Part) -> Piece:
+        if part.is_exchange:
+            return Piece(segment=None, exchange=part.items[0], waits=part.waits)
+        self.segments.append(Segment(name=name, items=part.items))
+        return Piece(segment=len(self.segments) - 1, exchange=None, waits=part.waits)
 
     def _fused(self) -> tuple[str, ...]:
         """What the stack fuses; one that joins q, k and v joins k and v of cross attention."""
@@ -280,6 +339,8 @@ class _Compiler:
             precision=self.job.precision,
             fused_accumulation="wgrad_accumulate" in self.job.stack.fused,
             held_bytes=held_bytes(lowered, self.job.precision, stack),
+            bag_update=bag_updates(lowered, self.job.table_optimizer),
+            sparse_exchange=stack.sparse_exchange,
         )
 
     def _boundaries(self, chunks: Sequence[Sequence[LoweredBlock]]) -> tuple[Boundary, ...]:

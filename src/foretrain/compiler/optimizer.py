@@ -37,6 +37,7 @@ OPTIMIZERS: dict[str, Rule] = {
     "none": Rule(moments=0, flops=0.0),
     "sgd": Rule(moments=0, flops=2.0),
     "sgd-momentum": Rule(moments=1, flops=4.0),
+    "adagrad": Rule(moments=1, flops=7.0),
     "adam": Rule(moments=2, flops=14.0),
     "adamw": Rule(moments=2, flops=16.0),
     "lamb": Rule(moments=2, flops=22.0, norms=5.0),

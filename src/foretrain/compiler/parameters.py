@@ -107,10 +107,13 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, held: Collection[str]) -> Un
     """Returns the unit of a block instance.
 
     A tied weight is left out where an earlier block `held` its copy on the same ranks; the first
-    one of a stage counts like any weight.
+    one of a stage counts like any weight. Tables that backward updates are not in it
+    (compiler/tables.py): they are neither reduced nor part of the optimizer step.
     """
     groups: dict[Signature, int] = {}
     for use in lowered.weights:
+        if use.sparse:
+            continue
         elements = local_elements(use.tensor.size, use.used, mesh)
         if use.tensor.tied_to in held:
             continue

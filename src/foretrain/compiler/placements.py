@@ -6,6 +6,11 @@ the layout a producer leaves with the layout a consumer wants gives the communic
     partial -> replicated  all-reduce        split -> replicated       all-gather
     partial -> split       reduce-scatter    split -> other dim        all-to-all
                                              replicated -> split       a free slice
+    owned -> split           scatter         split -> owned            gather
+
+An owned tensor lies whole on one rank (an embedding table and what it gives); which rank that is
+does not matter here. The scatters and gathers of all tables run as one all-to-all
+(compiler/exchange.py).
 
 See docs/explain/placements.md. The pseudo-dim FLAT splits the elements of the local tensor as one
 flat buffer (what ZeRO and FSDP do).
@@ -24,15 +29,21 @@ from foretrain.mesh import Mesh
 
 FLAT = "*"
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`shards` maps dims to the axes that split them (outer first); `partial` lists axes."""
+    """`shards` maps dims to the axes that split them (outer first); `partial` lists axes.
+
+    `owned` lists axes along which one rank holds everything and the others nothing.
+    """
 
     shards: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[str, ...] = ()
+    owned: tuple[str, ...] = ()
 
     def axes(self, dim: str) -> tuple[str, ...]:
         """Returns the axes that split `dim`."""
@@ -50,15 +61,19 @@ class Layout:
         parts = [f"S_{dim}({','.join(axes)})" for dim, axes in self.shards]
         if self.partial:
             parts.append(f"P({','.join(self.partial)})")
+        if self.owned:
+            parts.append(f"O({','.join(self.owned)})")
         return " ".join(parts) or "R"
 
 
 def layout(
-    shards: Mapping[str, Sequence[str]] | None = None, partial: Iterable[str] = ()
+    shards: Mapping[str, Sequence[str]] | None = None,
+    partial: Iterable[str] = (),
+    owned: Iterable[str] = (),
 ) -> Layout:
     """Returns a normalised Layout: empty dims dropped, dims and partial axes sorted."""
     items = tuple(sorted((dim, tuple(axes)) for dim, axes in (shards or {}).items() if axes))
-    return Layout(items, tuple(sorted(set(partial))))
+    return Layout(items, tuple(sorted(set(partial))), tuple(owned))
 
 
 REPLICATED = Layout()
@@ -69,7 +84,7 @@ class Redistribution:
     """One inferred collective over the group of `axes`; `elements` in the nccl-tests convention.
 
     All-reduce: elements per rank; all-gather: gathered elements; reduce-scatter: elements before;
-    all-to-all: elements one rank holds.
+    all-to-all: elements one rank holds; scatter and gather: elements of the owner.
     """
 
     collective: CollectiveKind
@@ -106,7 +121,24 @@ def redistribute(
     keeps their order: only its innermost axes can be gathered or appended. Axes of size 1 cost
     nothing and are ignored.
     """
+    if source.owned or wanted.owned:
+        return _change_owner(source, wanted, elements, mesh)
     return tuple(_Walk(source, wanted, elements, mesh).run())
+
+
+def _change_owner(
+    source: Layout, wanted: Layout, elements: int, mesh: Mesh
+) -> tuple[Redistribution, ...]:
+    """From the owner to everyone's part, or back; nothing where one rank is the whole group."""
+    axes = tuple(axis for axis in source.owned or wanted.owned if mesh.size(axis) > 1)
+    if source == wanted or not axes:
+        return ()
+    other = wanted if source.owned else source
+    split = {axis for axis in other.shard_axes if mesh.size(axis) > 1}
+    if (source.owned and wanted.owned) or other.partial or split != set(axes):
+        raise InternalError(f"no way from layout {source} to {wanted}")
+    kind: CollectiveKind = "scatter" if source.owned else "gather"
+    return (Redistribution(collective=kind, axes=axes, elements=elements),)
 
 
 class _Walk:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from foretrain.compiler.bags import BAG, INTERACTION
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.events import EventTable, Groups, Shaper
+from foretrain.compiler.exchange import EXCHANGE, Exchange, bag_kind, collect_exchanges
 from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
 from foretrain.compiler.placements import family
 from foretrain.program import Category, Item, Segment
@@ -23,6 +25,9 @@ class SegmentMaker:
     stage: int
     overlap_tp: bool
     fused: tuple[str, ...]
+    owner: int | None = None  # the rank of the data group whose tables it launches
+    overlap_tables: bool = True
+    sparse_exchange: bool = False
 
     def forward(self, lowered: LoweredBlock) -> Segment:
         """Returns the forward segment; what backward reads stays alive when it ends."""
@@ -55,7 +60,11 @@ class SegmentMaker:
         owned: set[Copy],
         keep: set[Copy],
     ) -> Segment:
-        batches = _fuse(launches, self.fused)
+        mine = collect_exchanges(
+            launches, self.owner, early=self.overlap_tables, sparse=self.sparse_exchange,
+            mesh=self.shaper.mesh,
+        )  # fmt: skip
+        batches = _fuse(mine, self.fused)
         return Segment(name=name, items=_Emitter(self, lowered, batches, owned, keep).items())
 
 
@@ -104,12 +113,14 @@ def _first_of_group(launches: Sequence[Launch], wanted_by: str) -> int:
     return 0
 
 
-def _fuse(launches: Sequence[Launch], fused: tuple[str, ...]) -> list[list[Launch]]:
+def _fuse(
+    launches: Sequence[Launch | Exchange], fused: tuple[str, ...]
+) -> list[list[Launch | Exchange]]:
     """Groups neighbouring launches that the stack runs as one kernel; re-layouts stay alone."""
-    batches: list[list[Launch]] = []
-    current: tuple[str, list[Launch]] | None = None
+    batches: list[list[Launch | Exchange]] = []
+    current: tuple[str, list[Launch | Exchange]] | None = None
     for launch in launches:
-        tag = launch.op.fuse if isinstance(launch, OpLaunch) else None
+        tag = _tag(launch) if isinstance(launch, OpLaunch) else None
         if tag is not None and tag.split(".")[0] in fused:
             if current is not None and current[0] == tag:
                 current[1].append(launch)
@@ -129,12 +140,25 @@ def _fuse(launches: Sequence[Launch], fused: tuple[str, ...]) -> list[list[Launc
     return batches
 
 
-def _feeds(relayout: Relayout, launches: Sequence[Launch], tag: str) -> bool:
+def _tag(launch: OpLaunch) -> str | None:
+    """What runs as one kernel has one tag; tables that lie differently do not."""
+    fuse = launch.op.fuse
+    return f"{fuse}.{bag_kind(launch)}" if fuse and launch.op.cost == BAG else fuse
+
+
+def _feeds(relayout: Relayout, launches: Sequence[Launch | Exchange], tag: str) -> bool:
     """Whether a re-layout between two members of a fused kernel is read by that kernel."""
     return any(
-        isinstance(launch, OpLaunch) and launch.op.fuse == tag and launch.op.name == relayout.group
+        isinstance(launch, OpLaunch) and _tag(launch) == tag and launch.op.name == relayout.group
         for launch in launches
     )
+
+
+def _label(names: Sequence[str]) -> str:
+    """The names of the operators of a kernel; of many, the first and how many more."""
+    if len(names) > 4:
+        return f"{names[0]}+{len(names) - 1} more"
+    return "+".join(names)
 
 
 @dataclass(slots=True)
@@ -143,7 +167,7 @@ class _Emitter:
 
     maker: SegmentMaker
     lowered: LoweredBlock
-    batches: Sequence[list[Launch]]
+    batches: Sequence[list[Launch | Exchange]]
     owned: set[Copy]
     keep: set[Copy]
     stored: set[Copy] = field(default_factory=set[Copy])
@@ -175,10 +199,14 @@ class _Emitter:
             for part, size in self._sizes(dead, -1.0).items():
                 delta[part] = delta.get(part, 0.0) + size
             transient = self._sizes(dead, 1.0)
+            if isinstance(batch[0], Exchange):
+                born_sizes, dead_sizes = self._sizes(born, 1.0), self._sizes(dead, -1.0)
+                items.append(self._exchange_item(batch[0], len(items), born_sizes, dead_sizes))
+                continue
             items += self._batch_items(batch, len(items), delta, transient)
         return tuple(items)
 
-    def _reads(self, batch: Sequence[Launch]) -> set[Copy]:
+    def _reads(self, batch: Sequence[Launch | Exchange]) -> set[Copy]:
         reads: set[Copy] = set()
         for launch in batch:
             copies = (launch.source,) if isinstance(launch, Relayout) else launch.reads
@@ -191,7 +219,7 @@ class _Emitter:
             return copy
         return next((other for other in sorted(self.stored, key=str) if other[0] == copy[0]), copy)
 
-    def _written(self, batch: Sequence[Launch], last: Mapping[Copy, int], i: int) -> set[Copy]:
+    def _written(self, batch: Sequence[Launch | Exchange], last: Mapping[Copy, int], i: int) -> set[Copy]:
         writes: set[Copy] = set()
         for launch in batch:
             writes |= {launch.target} if isinstance(launch, Relayout) else set(launch.writes)
@@ -229,7 +257,7 @@ class _Emitter:
 
     def _batch_items(
         self,
-        batch: Sequence[Launch],
+        batch: Sequence[Launch | Exchange],
         index: int,
         delta: Mapping[str, float],
         transient: Mapping[str, float],
@@ -242,12 +270,15 @@ class _Emitter:
         for launch in launches:
             for copy in launch.writes:
                 self.done.pop(copy, None)
-        real = [launch for launch in launches if len(launches) == 1 or launch.op.cost == "gemm"]
+        one = launches[0].op.fuse or ""
+        merged = ("gemm", BAG)
+        whole = len(launches) == 1 or one.split(".")[0] == INTERACTION
+        real = [launch for launch in launches if whole or launch.op.cost in merged]
         event = self.maker.shaper.event(real)
         category: Category = "recompute" if first.recomputed else "compute"
         return [
             Item(
-                label="+".join(launch.op.name for launch in real),
+                label=_label([launch.op.name for launch in real]),
                 event=self.maker.table.intern(event),
                 category=category,
                 waits=tuple(waits),
@@ -255,6 +286,33 @@ class _Emitter:
                 delta=dict(delta),
             )
         ]
+
+    def _exchange_item(
+        self, exchange: Exchange, index: int, born: Mapping[str, float], dead: Mapping[str, float]
+    ) -> Item:
+        """An exchange: `transient` is allocated when it starts, `delta` freed when it ends."""
+        precision = self.maker.shaper.precision
+        event = self.maker.groups.event(
+            exchange.collective,
+            exchange.axes,
+            exchange.elements * precision.bytes(exchange.dtype),
+            precision.dtype(exchange.dtype),
+            self.maker.stage,
+        )
+        reads = (self._alias(copy) for copy in exchange.reads)
+        waits = sorted({self.done[copy] for copy in reads if copy in self.done})
+        for copy in exchange.writes:
+            self.done[copy] = index
+        return Item(
+            label=f"embeddings {exchange.collective.replace('_', '-')}",
+            event=self.maker.table.intern(event),
+            stream=EXCHANGE,
+            category="ep",
+            axes=exchange.axes,
+            waits=tuple(waits),
+            transient=born,
+            delta=dead,
+        )
 
     def _relayout_items(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.compiler.launches import LaunchList, StageContext, Tie
+from foretrain.compiler.launches import LaunchList, Piece, StageContext, Tie
 from foretrain.compiler.offload import host_bytes, host_step, moved_off
 from foretrain.compiler.optimizer import norm_segment, update_segment
 from foretrain.compiler.parameters import merge
@@ -14,6 +14,7 @@ from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
 from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.weights import WeightTraffic
+from foretrain.errors import InternalError
 from foretrain.program import Comm, CommEvent, Entry, Run, Segment
 
 
@@ -78,6 +79,10 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
 def _boundary_part(slot: Slot) -> str:
     """Activations and their gradients are booked apart."""
     return "activations" if slot.phase == "F" else "temporary"
+
+
+def _segments(passes: Iterable[Sequence[Piece]]) -> list[int]:
+    return [p.segment for pieces in passes for p in pieces if p.segment is not None]
 
 
 @dataclass(slots=True)
@@ -213,8 +218,9 @@ class _Writer:
         first = slot.microbatch == 0 and any(
             self.weights.ready.get(id(instance.unit)) for instance in chunk
         )
-        if not first and not any(instance.unit.gathered for instance in chunk):
-            return self._whole(slot, [instance.forward for instance in chunk], waits, synced)
+        per_unit = any(instance.unit.gathered or instance.exchanges for instance in chunk)
+        if not first and not per_unit:
+            return self._whole(slot, _segments(i.forward for i in chunk), waits, synced)
         order = list(range(len(chunk)))
         return self._per_unit(slot, order, waits, synced)
 
@@ -223,8 +229,9 @@ class _Writer:
         chunk = c.chunks[slot.chunk]
         micro = any(instance.unit.microstep for instance in chunk)
         bucketed = final and c.tree.runtime.overlap_grad
-        if not micro and not bucketed and not any(i.unit.gathered for i in chunk):
-            segments = [instance.backward for instance in reversed(chunk)]
+        per_unit = any(i.unit.gathered or i.exchanges for i in chunk)
+        if not micro and not bucketed and not per_unit:
+            segments = _segments(instance.backward for instance in reversed(chunk))
             run = self._whole(slot, segments, waits, synced)
             if final:
                 self.weights.pending += [instance.unit.groups for instance in reversed(chunk)]
@@ -291,16 +298,48 @@ class _Writer:
             delta["gathered weights"] = -self.weights.gathered_bytes(instance.unit)
         if not forward and instance.unit.microstep:
             delta["gradients"] = self.weights.whole_grad_bytes(instance.unit)
-        return self.launches.add(
-            Run(
-                segments=(instance.forward if forward else instance.backward,),
+        pieces = instance.forward if forward else instance.backward
+        last = max(k for k, piece in enumerate(pieces) if piece.segment is not None)
+        entries: list[int] = []
+        run = -1
+        for k, piece in enumerate(pieces):
+            after = [*waits, *(entries[w] for w in piece.waits)]
+            if piece.segment is None:
+                entries.append(self._exchange(slot, piece, after))
+                continue
+            entry = Run(
+                segments=(piece.segment,),
                 slot=slot.phase,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
                 layer=instance.unit.path,
-                after=tuple(waits),
+                after=tuple(after),
                 host_sync=synced,
-                delta_end=delta,
+                delta_end=delta if k == last else {},
+            )
+            run = self.launches.add(entry)
+            entries.append(run)
+            waits, synced = [], False
+        return run
+
+    def _exchange(self, slot: Slot, piece: Piece, after: Sequence[int]) -> int:
+        """All ranks that exchange embeddings end together, also those of other classes."""
+        item = piece.exchange
+        if item is None:
+            raise InternalError("a piece without segment and without exchange")
+        return self.launches.add(
+            Comm(
+                label=item.label,
+                event=item.event,
+                stream=item.stream,
+                category=item.category,
+                axes=item.axes,
+                after=tuple(after),
+                key=self.launches.joint_key(item.label),
+                delta_start=item.transient,
+                delta_end=item.delta,
+                microbatch=slot.microbatch,
+                chunk=slot.chunk,
             )
         )
 

@@ -25,6 +25,7 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
     states = state_bytes(context.optimizer, precision, context.factored)
     trains = context.optimizer != "none"
     buckets = staged_bucket_bytes(context)
+    tables, table_states = context.tables
     return {
         "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
         * precision.bytes("weight"),
@@ -34,6 +35,7 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
         if trains
         else 0.0,
         **({"gradient buckets": buckets} if buckets else {}),
+        **({"tables": tables, "table states": table_states if trains else 0.0} if tables else {}),
     }
 
 

@@ -8,7 +8,8 @@ from foretrain.frontends import transformer
 from foretrain.frontends.attention import scores_need
 from foretrain.frontends.convnet import build_conv_graph
 from foretrain.frontends.flops import conv_flops_per_sample, model_flops_per_sample
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.recsys import build_rec_graph, rec_flops_per_sample
+from foretrain.frontends.spec import ConvSpec, Model, RecSpec
 from foretrain.graph.ir import Graph
 
 
@@ -25,12 +26,15 @@ def build_graph(
     """Returns the forward graph of one micro-step of `batch` samples.
 
     A transformer reads `sequence` tokens per sample (and writes `target_sequence` with a decoder
-    beside an encoder), a convolutional network square images of `image` pixels. `fused_scores` is
-    what the fused attention kernel can do with scores: a model that needs more has its attention
-    unfused. Raises InputError for sizes that the model cannot take.
+    beside an encoder), a convolutional network square images of `image` pixels, a recommendation
+    model samples that its tables size. `fused_scores` is what the fused attention kernel can do
+    with scores: a model that needs more has its attention unfused. Raises InputError for sizes
+    that the model cannot take.
     """
     if isinstance(spec, ConvSpec):
         return build_conv_graph(spec, batch=batch, image=image)
+    if isinstance(spec, RecSpec):
+        return build_rec_graph(spec, batch=batch)
     if not scores_need(spec) <= set(fused_scores):
         attention = "unfused"
     return transformer.build_graph(
@@ -53,4 +57,6 @@ def flops_per_sample(
     """Returns the model FLOP of one sample: forward and backward, no recompute."""
     if isinstance(spec, ConvSpec):
         return conv_flops_per_sample(spec, image)
+    if isinstance(spec, RecSpec):
+        return rec_flops_per_sample(spec)
     return model_flops_per_sample(spec, sequence or 1, causal_half, target_sequence)

@@ -1,4 +1,4 @@
-"""Models by name, by file and inline: everything that ends in a ModelSpec or a ConvSpec.
+"""Models by name, by file and inline: everything that ends in a ModelSpec, a ConvSpec or a RecSpec.
 
 The catalog's models are data: src/foretrain/catalog/models/*.toml, one `[[model]]` table each.
 """
@@ -19,11 +19,12 @@ from foretrain.errors import CatalogError, InputError, InternalError, Problem, n
 from foretrain.frontends.convnet_spec import conv_spec_from_mapping, is_conv_family
 from foretrain.frontends.families import model_from_mapping
 from foretrain.frontends.hf_config import load_hf_config, model_from_hf_mapping
+from foretrain.frontends.model_file import ABOUT, ENDINGS, read_model_file
+from foretrain.frontends.recsys_spec import is_rec_family, rec_spec_from_mapping
 from foretrain.frontends.spec import Model
 
 #: Endings of checkpoint names that do not change the shape of a model.
 _SAME_SHAPE = frozenset({"hf", "instruct", "chat", "base", "it", "meta"})
-_ABOUT = ("aliases", "num_parameters", "source")  # keys of the catalog's files about a model
 _TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[bmt](?![a-z0-9]))?|[a-z]+")
 
 
@@ -72,8 +73,8 @@ def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
 def resolve_model(value: object, *, folder: Path | None = None) -> Model:
     """Returns the model that a run file's `model` means: a text, a Path or a mapping.
 
-    A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a Path,
-    or a text that ends in .json or names an existing file, is a config.json, read relative to
+    A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a file
+    that ends in .toml, .yaml or .yml holds the same fields; another Path, or a text that ends in .json or names an existing file, is a config.json, read relative to
     `folder`; any other text is a catalog name. Raises InputError (CatalogError, FileFormatError).
     """
     if isinstance(value, Mapping):
@@ -87,10 +88,12 @@ def resolve_model(value: object, *, folder: Path | None = None) -> Model:
                 what="not a model",
                 where="model",
                 value=value,
-                allowed="a catalog name, the path of a Hugging Face config.json, or a mapping",
+                allowed="a catalog name, a Hugging Face config.json, a TOML or YAML file, or a mapping",
             )
         )
     path = _path(value, folder)
+    if path.suffix.lower() in ENDINGS:
+        return _from_file(path)
     if isinstance(value, Path) or value.lower().endswith(".json"):
         return load_hf_config(path)
     try:
@@ -105,7 +108,15 @@ def resolve_model(value: object, *, folder: Path | None = None) -> Model:
 def _from_mapping(mapping: Mapping[str, Any], where: str) -> Model:
     if is_conv_family(mapping.get("family")):
         return conv_spec_from_mapping(mapping, where=where)
+    if is_rec_family(mapping.get("family")):
+        return rec_spec_from_mapping(mapping, where=where)
     return model_from_mapping(mapping, where=where)
+
+
+def _from_file(path: Path) -> Model:
+    """The model of a file; problems name the file."""
+    fields = read_model_file(path)
+    return _from_mapping({"name": path.stem, **fields}, str(path))
 
 
 def _path(value: str | Path, folder: Path | None) -> Path:
@@ -144,7 +155,7 @@ def _entries() -> Mapping[str, Model]:
     for table in _tables():
         if table["name"] in entries:
             raise InternalError(f"the catalog has two models {table['name']!r}")
-        shape = {key: value for key, value in table.items() if key not in _ABOUT}
+        shape = {key: value for key, value in table.items() if key not in ABOUT}
         spec = _from_mapping(shape, f"catalog {table['name']}")
         entries[table["name"]] = replace(
             spec,

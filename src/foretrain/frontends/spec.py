@@ -128,4 +128,52 @@ class ConvSpec:
     assumed: tuple[str, ...] = ()
 
 
-Model = ModelSpec | ConvSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """An embedding table of `rows` x `dim` numbers.
+
+    `pooling` is the mean number of rows that one sample sums up (lookups per sample). `zipf` is
+    the exponent of the popularity of its rows (0: uniform); `reuse` lists measured reuse instead,
+    hottest rows first, as (share of the rows that are read, share of the lookups) per bin, with
+    `distinct` = rows that are read over lookups.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    pooling: float = 1.0
+    zipf: float = 0.0
+    distinct: float | None = None
+    reuse: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """Returns rows x dim."""
+        return self.rows * self.dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecSpec:
+    """A recommendation model: tables and a bottom MLP meet in an interaction, a top MLP follows.
+
+    `dense` counts the numbers of a sample that the bottom MLP reads; `bottom` and `top` are the
+    widths of their layers. What an interaction does stands in frontends/recsys.py.
+    """
+
+    name: str
+    family: str  # dlrm
+    tables: tuple[Table, ...]
+    dense: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    interaction: str = "dot"  # dot, cat, dcn
+    cross_layers: int = 3  # of dcn
+    cross_rank: int = 512  # of dcn
+    loss: str = "bce"  # bce, mse
+    layers: int = 0  # no block repeats
+    num_parameters: int | None = None
+    source: str = ""
+    assumed: tuple[str, ...] = ()
+
+
+Model = ModelSpec | ConvSpec | RecSpec

@@ -36,7 +36,7 @@ class Backward:
 #: The operator that starts the gradient of the side tensor.
 SIDE_ZERO = "side.zero"
 #: Rules that start a gradient instead of passing one on.
-LOSSES = ("cross_entropy", "mean")
+LOSSES = ("cross_entropy", "mean", "pair_loss")
 
 
 def grad_name(tensor: str) -> str:
@@ -145,6 +145,7 @@ class _Walk:
         fuse: str | None = None,
     ) -> None:
         """Appends the operator that computes the gradients of the `targets` operands."""
+        fuse = fuse or (f"{source.fuse}.dx" if source.fuse else None)
         outputs = [Operand(tensor=self.fresh(t.tensor), dims=t.dims) for t in targets]
         kept = {dim for output in outputs for dim in output.dims}
         self.ops.append(
@@ -336,6 +337,25 @@ def _embedding(walk: _Walk, op: Op) -> None:
     walk.emit(op, "dw", "backward_weight", [table], inputs=[walk.dy(op), tokens], flops=1.0)
 
 
+def _join(walk: _Walk, op: Op) -> None:
+    """Parts side by side: one kernel hands every part its piece of dy."""
+    walk.emit(op, "d", "backward", op.inputs, inputs=[walk.dy(op)], cost="split")
+
+
+def _cross(walk: _Walk, op: Op) -> None:
+    """out = x0 w + x: x takes dy itself, x0 and w a product with what was saved."""
+    dy = walk.dy(op)
+    x0, w, x = op.inputs
+    walk.emit(op, "d", "backward", [x0, w], inputs=[dy, *walk.saved(op)[:2]], flops=2.0)
+    walk.contribute(x.tensor, dy.tensor)
+
+
+def _pair_loss(walk: _Walk, op: Op) -> None:
+    """The loss of predictions and targets, element by element."""
+    y, targets = op.inputs
+    walk.emit(op, "d", "backward", [y], inputs=[y, targets], flops=4.0)
+
+
 def _sum(walk: _Walk, op: Op) -> None:
     """out = x + y: both gradients are dy itself, without a kernel."""
     dy = walk.dy(op)
@@ -387,6 +407,9 @@ RULES: dict[str, Callable[[_Walk, Op], None]] = {
     "residual": _residual,
     "bias": _bias,
     "embedding": _embedding,
+    "join": _join,
+    "cross": _cross,
+    "pair_loss": _pair_loss,
     "sum": _sum,
     "select": _select,
     "concat": _concat,

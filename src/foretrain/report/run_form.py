@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any, cast
 
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.spec import ConvSpec, Model, RecSpec, Table
 from foretrain.run.spec import RunSpec, Training
 from foretrain.strategy.plan import Overlap, Plan, Recompute
 
@@ -21,7 +21,7 @@ def run_form(run: RunSpec) -> dict[str, Any]:
     """
     return {
         "model": _model(run.model),
-        "training": _training(run.training),
+        "training": _training(run.training, run.model),
         "plan": _plan(run.plan),
         "cluster": run.cluster.text,
         "stack": run.stack.name,
@@ -42,10 +42,25 @@ def _model(model: Model) -> dict[str, Any]:
     if isinstance(model, ConvSpec):
         form["depths"] = list(model.depths)
         return {key: value for key, value in form.items() if value != []}
+    if isinstance(model, RecSpec):
+        form |= {"bottom": list(model.bottom), "top": list(model.top)}
+        return form | {"tables": [_table(table) for table in model.tables]}
     return form | {"vocab": model.vocab_unpadded or model.vocab}
 
 
-def _training(training: Training) -> dict[str, Any]:
+def _table(table: Table) -> dict[str, Any]:
+    """A table without what it has by default; how its rows are read is part of it."""
+    form: dict[str, Any] = {
+        field.name: getattr(table, field.name)
+        for field in fields(Table)
+        if field.default is MISSING or getattr(table, field.name) != field.default
+    }
+    if table.reuse:
+        form["reuse"] = [list(pair) for pair in table.reuse]
+    return form
+
+
+def _training(training: Training, model: Model) -> dict[str, Any]:
     roles = asdict(training.roles)
     form: dict[str, Any] = {
         "global_batch": training.global_batch,
@@ -59,6 +74,8 @@ def _training(training: Training) -> dict[str, Any]:
         form["target_sequence"] = training.target_sequence
     if training.image is not None:
         form["image"] = training.image
+    if isinstance(model, RecSpec):
+        form["table_optimizer"] = training.table_optimizer
     return form
 
 

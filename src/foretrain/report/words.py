@@ -93,7 +93,7 @@ def place(result: Result, rank: int) -> str:
     if len(result.classes) == 1:
         return "every rank"
     rank_class = class_of(result, rank)
-    return f"stage {rank_class.stage} (ranks {rank_ranges(rank_class.ranks)})"
+    return f"{rank_class.name} (ranks {rank_ranges(rank_class.ranks)})"
 
 
 def is_tight(memory: MemoryResult) -> bool:

@@ -19,6 +19,8 @@ TRAINING_KEYS = (
     "accumulation",
     "precision",
     "optimizer",
+    "table_optimizer",
+    "lookups",
 )
 
 PLAN_KEYS = (
@@ -43,6 +45,8 @@ PLAN_KEYS = (
     "prefetch",
     "overlap",
     "order",
+    "tables",
+    "assignment",
     "overrides",
     "tree",
 )
@@ -237,6 +241,7 @@ OPTIMIZERS = (
     "none",
     "sgd",
     "sgd-momentum",
+    "adagrad",
     "adam",
     "adamw",
     "lamb",
@@ -261,6 +266,29 @@ OPTIMIZER_SYNONYMS: Mapping[str, str] = {
     "adamw8bit": "adam-8bit",
     "adamw-8bit": "adam-8bit",
     "adamw-bnb-8bit": "adam-8bit",
+}
+
+#: Optimizers of embedding tables whose rows backward updates (compiler/tables.py).
+TABLE_OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
+
+TABLE_OPTIMIZER_SYNONYMS: Mapping[str, str] = {
+    "row-wise-adagrad": "rowwise-adagrad",
+    "exact-row-wise-adagrad": "rowwise-adagrad",
+    "exact-rowwise-adagrad": "rowwise-adagrad",
+    "exact-sgd": "sgd",
+    "exact-adagrad": "adagrad",
+}
+
+#: Spellings of the ways of plan.tables.
+TABLE_WAY_SYNONYMS: Mapping[str, str] = {
+    "table": "table-wise",
+    "tablewise": "table-wise",
+    "row": "row-wise",
+    "rowwise": "row-wise",
+    "column": "column-wise",
+    "columnwise": "column-wise",
+    "replicated": "data-parallel",
+    "dp": "data-parallel",
 }
 
 PRECISION_SYNONYMS: Mapping[str, str] = {

@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
 
 #: ZeRO stage of a preset that is given no stage (Megatron without its distributed optimizer,
 #: FSDP's full shard, DeepSpeed's stage 1, replicas).
-ZERO: Mapping[str, int] = {"megatron": 0, "fsdp": 3, "deepspeed": 1, "ddp": 0, "plain": 0}
+ZERO: Mapping[str, int] = {
+    "megatron": 0, "fsdp": 3, "deepspeed": 1, "ddp": 0, "dlrm": 0, "plain": 0,
+}  # fmt: skip
 
 OPTIMIZER = "adamw"
 CONV_OPTIMIZER = "sgd-momentum"
+REC_OPTIMIZER = "sgd"
 
 #: Presets whose framework pads the vocabulary, to a multiple of this times tp
 #: (Megatron-LM, --make-vocab-size-divisible-by).
 PADDING_PRESETS = ("megatron", "deepspeed")
 VOCAB_MULTIPLE = 128
+
+
+def usual_optimizer(model: Model | None) -> str:
+    """Returns the optimizer that a kind of model is usually trained with."""
+    if isinstance(model, ConvSpec):
+        return CONV_OPTIMIZER
+    return REC_OPTIMIZER if isinstance(model, RecSpec) else OPTIMIZER
 
 
 def settle_plan(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
@@ -80,7 +90,7 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
 
 def pad_vocabulary(spec: Model, plan: Plan) -> tuple[Model, list[str]]:
     """Returns the model as the preset's framework builds it, with a line when rows were added."""
-    if isinstance(spec, ConvSpec):
+    if not isinstance(spec, ModelSpec):
         return spec, []
     own = spec.vocab_unpadded or spec.vocab
     unit = VOCAB_MULTIPLE * plan.tp
@@ -99,7 +109,7 @@ def plan_warnings(
 ) -> list[str]:
     """Returns what is valid but rarely wanted, or has no effect."""
     warnings: list[str] = []
-    if isinstance(spec, ConvSpec):
+    if not isinstance(spec, ModelSpec):
         return warnings
     repeats_core = plan.recompute.mode == "selective" and stack.selective == "core"
     if repeats_core and stack.attention == "fused":

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import PlanError, Problem
-from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
 from foretrain.hardware.cluster import Cluster
 from foretrain.run.aliases import OPTIMIZER_SYNONYMS, OPTIMIZERS
 from foretrain.run.batch import Batch, settle_batch
 from foretrain.run.defaults import (
-    CONV_OPTIMIZER,
-    OPTIMIZER,
     drop_idle_settings,
     pad_vocabulary,
     plan_warnings,
     settle_plan,
+    usual_optimizer,
 )
 from foretrain.run.fields import Fields, collect_fields
 from foretrain.run.given_tree import adopt_tree, check_tree
+from foretrain.run.lookups import read_table_optimizer, with_lookups
 from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
 from foretrain.run.precision import PURE, check_precision, expand_precision, read_precision
@@ -75,11 +75,12 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     cluster = read_cluster(fields, folder)
     section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
     preset, stack = _preset_and_stack(
-        fields, folder, section, cluster, lines, images=isinstance(model, ConvSpec)
+        fields, folder, section, cluster, lines, model=model
     )
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
     words = _read_words(fields, model, cluster, lines)
+    model = with_lookups(fields, model, folder, lines)
     if model is None or cluster is None or stack is None:
         return None
     given = {key for key in section.values if section.has(key)}
@@ -139,6 +140,7 @@ class _Words:
     precision: str
     roles: Mapping[str, str]
     optimizer: str
+    table_optimizer: str
 
 
 def _read_words(
@@ -153,8 +155,8 @@ def _read_words(
     if not section.has("precision"):
         why = "not given" if has_bf16 else "not given; the device has no bf16"
         lines.append(f"precision = {precision} ({why})")
-    usual = CONV_OPTIMIZER if isinstance(model, ConvSpec) else OPTIMIZER
-    optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS) or usual
+    optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS)
+    optimizer = optimizer or usual_optimizer(model)
     if not section.has("optimizer"):
         lines.append(f"optimizer = {optimizer} (not given)")
     return _Words(
@@ -167,13 +169,20 @@ def _read_words(
         precision=precision,
         roles=roles,
         optimizer=optimizer,
+        table_optimizer=read_table_optimizer(section, model, optimizer, lines),
     )
 
 
 def _read_size(
     fields: Fields, section: Section, model: Model | None, lines: list[str]
 ) -> tuple[int | None, int | None]:
-    """The size of a sample: (tokens, None) or (None, pixels)."""
+    """The size of a sample: (tokens, None) or (None, pixels); its tables size a DLRM's."""
+    if isinstance(model, RecSpec):
+        for key in ("sequence", "image"):
+            if section.has(key):
+                what = f"{model.name} reads dense features and table rows"
+                section.refuse(key, what, section.values[key], way_out=f"leave {key} out")
+        return None, None
     images = isinstance(model, ConvSpec)
     other, way_out = ("sequence", "image: 224") if images else ("image", "sequence: 4096")
     if model is not None and section.has(other):
@@ -251,6 +260,7 @@ def _training(
         precision=PURE.get(words.precision, words.precision),
         roles=roles,
         optimizer=words.optimizer,
+        table_optimizer=words.table_optimizer,
     )
 
 
@@ -261,15 +271,18 @@ def _preset_and_stack(
     cluster: Cluster | None,
     lines: list[str],
     *,
-    images: bool,
+    model: Model | None,
 ) -> tuple[str, Stack | None]:
     """The preset given, else the stack's, else what suits the cluster; and its usual stack."""
     stack = read_stack(fields, folder)
     preset = read_preset(section)
+    images = isinstance(model, ConvSpec)
     if preset is None:
         preset, why = ("ddp" if images else "megatron"), "not given"
         if stack is not None:
             preset, why = stack.preset, f"usual with stack {stack.name}"
+        elif isinstance(model, RecSpec):
+            preset = "dlrm"
         elif cluster is not None and cluster.world_size == 1:
             preset, why = "plain", "one device"
         lines.append(f"preset = {preset} ({why})")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from foretrain.errors import CatalogError, InputError, PlanError, Problem, nearest
 from foretrain.frontends.catalog import resolve_model
-from foretrain.frontends.spec import ConvSpec, Model
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
 from foretrain.hardware.catalog import resolve_cluster
 from foretrain.hardware.cluster import Cluster
 from foretrain.run.fields import Fields
@@ -37,13 +37,15 @@ def read_model(fields: Fields, folder: Path | None) -> Model | None:
 
 def _changed(fields: Fields, model: Model) -> Model:
     section = Section(path="model", values=fields.model_changes, problems=fields.problems)
-    changeable = CONV_CHANGEABLE if isinstance(model, ConvSpec) else CHANGEABLE
+    changeable = CONV_CHANGEABLE if isinstance(model, ConvSpec) else ()
+    if isinstance(model, ModelSpec):
+        changeable = CHANGEABLE
     changes: dict[str, int] = {}
     for key, value in fields.model_changes.items():
         if key not in changeable:
             way_out = nearest(key, changeable) or "give the model as a mapping"
             what = "cannot be changed on a model given by name"
-            section.refuse(key, what, value, ", ".join(changeable), way_out)
+            section.refuse(key, what, value, ", ".join(changeable) or "nothing", way_out)
             continue
         number = section.integer(key)
         if number is not None:

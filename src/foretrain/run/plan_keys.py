@@ -12,6 +12,7 @@ from foretrain.run.aliases import (
     OFFLOAD_SYNONYMS,
     RECOMPUTE_SYNONYMS,
     SCHEDULE_SYNONYMS,
+    TABLE_WAY_SYNONYMS,
 )
 from foretrain.run.values import Section, as_flag, as_integer
 from foretrain.strategy.plan import (
@@ -24,8 +25,10 @@ from foretrain.strategy.plan import (
     Recompute,
 )
 from foretrain.strategy.presets import node_from_mapping
+from foretrain.strategy.tables import ASSIGNMENTS, WAYS
 
 ORDER_AXES = (*AXES, "dp")
+OVERLAPS = ("grad", "param", "tp", "p2p", "tables")
 
 
 def read_plan(section: Section, *, preset: str) -> Plan:
@@ -56,6 +59,8 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         prefetch=1 if prefetch is None else prefetch,
         overlap=_overlap(section),
         order=_order(section),
+        tables=_tables(section),
+        assignment=section.choice("assignment", ASSIGNMENTS) or "greedy-size",
         overrides=_overrides(section),
         tree=_mapping(section, "tree"),
     )
@@ -138,11 +143,29 @@ def _recompute(section: Section) -> Recompute:
 def _overlap(section: Section) -> Overlap:
     value = section.values.get("overlap")
     if isinstance(value, Mapping):
-        inner = _inner(section, "overlap", ("grad", "param", "tp", "p2p"))
-        read = inner.flag
-        return Overlap(grad=read("grad"), param=read("param"), tp=read("tp"), p2p=read("p2p"))
+        inner = _inner(section, "overlap", OVERLAPS)
+        return Overlap(**{name: inner.flag(name) for name in OVERLAPS})
     every = section.flag("overlap")
-    return Overlap(grad=every, param=every, tp=every, p2p=every)
+    return Overlap(**dict.fromkeys(OVERLAPS, every))
+
+
+def _tables(section: Section) -> dict[str, str | int]:
+    """One way for all tables, or patterns of their names -> a way or the rank that holds them."""
+    value = section.values.get("tables")
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        way = section.choice("tables", WAYS, TABLE_WAY_SYNONYMS)
+        return {} if way is None else {"*": way}
+    given = {str(k): v for k, v in cast("Mapping[Any, Any]", value).items()}
+    inner = Section(path=section.where("tables"), values=given, problems=section.problems)
+    ways: dict[str, str | int] = {}
+    for pattern, item in given.items():
+        rank = as_integer(item)
+        way = rank if rank is not None else inner.choice(pattern, WAYS, TABLE_WAY_SYNONYMS)
+        if way is not None:
+            ways[pattern] = way
+    return ways
 
 
 def _inner(section: Section, key: str, known: tuple[str, ...]) -> Section:

@@ -30,6 +30,7 @@ class Training:
     optimizer: str = "adamw"  # see run/aliases.py
     image: int | None = None
     target_sequence: int | None = None
+    table_optimizer: str = "sgd"  # of embedding tables whose rows backward updates
 
     @property
     def tokens(self) -> int | None:

@@ -23,6 +23,7 @@ USUAL_STACK: Mapping[str, str] = {
     "fsdp": "fsdp",
     "deepspeed": "deepspeed",
     "ddp": "pytorch-eager",
+    "dlrm": "pytorch-dlrm",
     "plain": "pytorch-eager",
 }
 

@@ -84,9 +84,10 @@ def simulate(program: Program, times: EventTimes, *, flat: bool = False) -> Simu
     profiles = Profiles(program)
     classes: list[ClassResult] = []
     peaks: list[Peak] = []
+    stages = len({rank_class.stage for rank_class in program.classes})
     for index, rank_class in enumerate(program.classes):
         device = _slowest_device(expanded, played, index)
-        booked = book_device(expanded, played, device, pipeline=len(program.classes) > 1)
+        booked = book_device(expanded, played, device, pipeline=stages > 1)
         peak = memory_peak(expanded, played, device, rank_class, profiles)
         peaks.append(peak)
         classes.append(_class_result(program, index, booked, peak))

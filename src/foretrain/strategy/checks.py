@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import log
 
 from foretrain.errors import Problem
-from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
 from foretrain.strategy.plan import Plan
+from foretrain.strategy.tables import check_tables
 
 #: More micro-batches than any real step has; a typing error would keep the simulator busy for long.
 MAX_MICROBATCHES = 100_000
@@ -25,6 +26,7 @@ ZERO_STAGES: dict[str, tuple[int, ...]] = {
     "fsdp": (0, 2, 3),
     "deepspeed": (0, 1, 2, 3),
     "ddp": (0, 1),
+    "dlrm": (0,),
     "plain": (0,),
 }
 
@@ -49,6 +51,8 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
     problems = check_degrees(spec, plan, numbers.num_devices)
     if isinstance(spec, ConvSpec):
         problems += check_conv_plan(spec, plan)
+    elif isinstance(spec, RecSpec):
+        problems += check_rec_plan(spec, plan, numbers.num_devices)
     else:
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
@@ -102,6 +106,21 @@ def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:
     return problems
 
 
+def check_rec_plan(spec: RecSpec, plan: Plan, num_devices: int) -> list[Problem]:
+    """Returns what a plan asks of a recommendation model that is not modelled."""
+    problems: list[Problem] = []
+    for key in ("tp", "pp", "cp"):
+        value = getattr(plan, key)
+        if value > 1:
+            what = f"{spec.name} is data parallel with tables spread over the same ranks"
+            problems.append(Problem(what=what, where=f"plan.{key}", value=value, allowed="1",
+                                    way_out="say where its tables lie with plan.tables"))  # fmt: skip
+    if plan.recompute.mode != "none":
+        problems.append(Problem(what=f"recompute of {spec.name} is not modelled",
+                                where="plan.recompute", value=plan.recompute.mode, allowed="none"))  # fmt: skip
+    return problems or check_tables(plan, spec, num_devices)
+
+
 def data_parallel(plan: Plan, num_devices: int) -> int | None:
     """Returns devices / (tp x pp x cp), None when that is not whole or not the given dp."""
     dp, rest = divmod(num_devices, plan.tp * plan.pp * plan.cp)
@@ -152,7 +171,7 @@ def _depth(spec: Model) -> int:
 
 def tensor_degrees(spec: Model, num_devices: int) -> list[int]:
     """Returns the tensor-parallel degrees that suit heads, MLP width and the devices."""
-    if isinstance(spec, ConvSpec):
+    if not isinstance(spec, ModelSpec):
         return [1]
     return [
         t

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Preset = Literal["megatron", "fsdp", "deepspeed", "ddp", "plain"]
-PRESETS: tuple[str, ...] = ("megatron", "fsdp", "deepspeed", "ddp", "plain")
+Preset = Literal["megatron", "fsdp", "deepspeed", "ddp", "dlrm", "plain"]
+PRESETS: tuple[str, ...] = ("megatron", "fsdp", "deepspeed", "ddp", "dlrm", "plain")
 SCHEDULES: tuple[str, ...] = ("gpipe", "1f1b", "interleaved")
 OFFLOAD: tuple[str, ...] = ("none", "optimizer", "parameters")
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
@@ -29,13 +29,15 @@ class Overlap:
     param: bool | None = None
     tp: bool | None = None
     p2p: bool | None = None
+    tables: bool | None = None  # the exchange of embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Degrees and choices. `dp` None is derived; `shard` None shards over all of dp.
 
-    `overrides` maps a path pattern ("layers.*.mlp.down") to node settings, see strategy/tree.py.
+    `tables` maps patterns of table names to a way of strategy/tables.py, or to the rank that holds
+    them; `assignment` says how the other table-wise ones get their ranks. `overrides` maps a path pattern ("layers.*.mlp.down") to node settings, see strategy/tree.py.
     `tree` replaces the preset's expansion when given (the output of `explain plan`).
     """
 
@@ -60,5 +62,7 @@ class Plan:
     prefetch: int = 1
     overlap: Overlap = field(default_factory=Overlap)
     order: tuple[str, ...] | None = None
+    tables: Mapping[str, str | int] = field(default_factory=dict[str, "str | int"])
+    assignment: str = "greedy-size"
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     tree: Mapping[str, Any] | None = None

@@ -11,10 +11,11 @@ import msgspec
 
 from foretrain.errors import PlanError, Problem
 from foretrain.frontends.encoder_decoder import STACKS
-from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
+from foretrain.frontends.spec import Model, ModelSpec, RecSpec
 from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
+from foretrain.strategy.tables import table_nodes
 from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
 from foretrain.units import MIB
 
@@ -38,6 +39,7 @@ def build_tree(
     nodes = [
         *_data_nodes(plan, mesh, spec),
         *_tensor_nodes(plan, spec),
+        *(table_nodes(plan, spec, mesh.size(DATA_AXES)) if isinstance(spec, RecSpec) else ()),
         *_recompute_nodes(plan, spec),
         *(node_from_mapping(pattern, value) for pattern, value in plan.overrides.items()),
     ]
@@ -102,7 +104,7 @@ def _data_nodes(plan: Plan, mesh: Mesh, spec: Model) -> list[Node]:
     memory: dict[str, Mapping[str, tuple[str, ...]]] = {
         "residual": {"batch": ("dp_replicate", "dp_shard"), "seq": seq}
     }
-    if not isinstance(spec, ConvSpec) and spec.decoder_layers:
+    if isinstance(spec, ModelSpec) and spec.decoder_layers:
         memory["residual"] = {**memory["residual"], "source": seq}  # the encoder's output
     zero = plan.zero or 0
     if zero >= 1:
@@ -127,7 +129,7 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
     The rest (rotary, attention core, output and down projections, activation, loss) follows by
     propagation from these nodes.
     """
-    if plan.tp == 1 or isinstance(spec, ConvSpec):
+    if plan.tp == 1 or not isinstance(spec, ModelSpec):
         return []
     nodes = [
         *(
@@ -159,8 +161,8 @@ def _tensor_nodes(plan: Plan, spec: Model) -> list[Node]:
 
 
 def stack_names(spec: Model) -> tuple[str, ...]:
-    """Returns the names of the blocks that repeat ("": all of a convolutional network)."""
-    if isinstance(spec, ConvSpec):
+    """Returns the names of the blocks that repeat ("": all of a model that is no transformer)."""
+    if not isinstance(spec, ModelSpec):
         return ("",)
     return STACKS if spec.decoder_layers else ("layers",)
 
@@ -194,7 +196,7 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
         return []
     if count is None:
         return [Node(pattern=pattern, recompute=mode) for pattern in stack_names(spec)]
-    if isinstance(spec, ConvSpec):
+    if not isinstance(spec, ModelSpec):
         return []
     paths = [
         f"{block}.{i}"
@@ -212,14 +214,14 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
 
 def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
     """The overlap and bucket defaults of the preset, unless the plan states them."""
-    overlapping = plan.preset in ("ddp", "fsdp", "deepspeed")
+    overlapping = plan.preset in ("ddp", "dlrm", "fsdp", "deepspeed")
 
     def choose(value: bool | None, default: bool) -> bool:
         return default if value is None else value
 
     bucket = plan.bucket_mib
     first = None
-    if bucket is None and plan.preset == "ddp":
+    if bucket is None and plan.preset in ("ddp", "dlrm"):
         bucket, first = DDP_BUCKET_MIB, DDP_FIRST_BUCKET_MIB
     elif bucket is None and plan.preset == "deepspeed":
         bucket = 5e8 * 2 / MIB
@@ -236,6 +238,7 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
         offload=plan.offload,
         staged_buckets=_staged_buckets(plan),
+        overlap_tables=choose(plan.overlap.tables, True),
     )
 
 
@@ -256,9 +259,13 @@ class _NodeForm:
     recompute: str | None = None
     keep_gathered: bool | None = None
     reshard: bool | None = None
+    owner: int | None = None
+    sparse: bool | None = None
 
 
-_NODE_KEYS = ("computation", "memory", "recompute", "keep_gathered", "reshard")
+_NODE_KEYS = (
+    "computation", "memory", "recompute", "keep_gathered", "reshard", "owner", "sparse",
+)  # fmt: skip
 
 
 def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
@@ -289,6 +296,8 @@ def node_from_mapping(pattern: str, value: Mapping[str, Any]) -> Node:
         recompute=form.recompute,
         keep_gathered=form.keep_gathered,
         reshard=form.reshard,
+        owner=form.owner,
+        sparse=form.sparse,
     )
 
 

@@ -64,7 +64,7 @@ def _node_mapping(node: Node) -> dict[str, Any]:
             role: {dim: list(axes) for dim, axes in split.items()}
             for role, split in node.memory.items()
         }
-    for name in ("recompute", "keep_gathered", "reshard"):
+    for name in ("recompute", "keep_gathered", "reshard", "owner", "sparse"):
         if getattr(node, name) is not None:
             value[name] = getattr(node, name)
     return value

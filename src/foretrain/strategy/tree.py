@@ -9,6 +9,8 @@ A node is a path pattern with settings that flow down to everything below it:
   optimizer reads), saved_activation ("used" keeps the gathered copy), residual (the tensor that
   flows from block to block).
 - `recompute`: none, selective or full.
+- `owner`: the rank of the data-parallel group that alone holds and computes it (embedding tables).
+- `sparse`: backward updates the rows of the table that the batch read: no dense gradient.
 
 ZeRO, FSDP, tensor and sequence parallelism are nothing but such settings (strategy/presets.py).
 A pattern with more parts is more specific and wins; of equals the later one wins.
@@ -37,6 +39,8 @@ class Node:
     recompute: str | None = None
     keep_gathered: bool | None = None  # saved activations keep the gathered copy
     reshard: bool | None = None  # gathered weights are dropped after forward
+    owner: int | None = None
+    sparse: bool | None = None
 
     @property
     def depth(self) -> int:
@@ -81,6 +85,7 @@ class Runtime:
     overlap_p2p: bool
     offload: str = "none"  # what lives on the host: none, optimizer, parameters (and optimizer)
     staged_buckets: float = 0.0  # buckets that gradients are copied to; infinite: all of them
+    overlap_tables: bool = True  # the exchange of embeddings hides behind the bottom MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,8 @@ class Settings:
     recompute: str
     keep_gathered: bool
     reshard: bool
+    owner: int | None
+    sparse: bool
 
 
 def resolve(nodes: Sequence[Node], path: str) -> Settings:
@@ -118,6 +125,8 @@ def resolve(nodes: Sequence[Node], path: str) -> Settings:
     inherited: dict[str, Axes] = {}
     memory: dict[str, DimSplit] = {}
     recompute, keep_gathered, reshard = "none", False, True
+    owner: int | None = None
+    sparse = False
     for node in reached:
         settings = own if node.pattern else inherited
         for dim, axes in node.computation.items():
@@ -127,6 +136,8 @@ def resolve(nodes: Sequence[Node], path: str) -> Settings:
         recompute = node.recompute or recompute
         keep_gathered = keep_gathered if node.keep_gathered is None else node.keep_gathered
         reshard = reshard if node.reshard is None else node.reshard
+        owner = owner if node.owner is None else node.owner
+        sparse = sparse if node.sparse is None else node.sparse
     return Settings(
         own=own,
         inherited=inherited,
@@ -134,6 +145,8 @@ def resolve(nodes: Sequence[Node], path: str) -> Settings:
         recompute=recompute,
         keep_gathered=keep_gathered,
         reshard=reshard,
+        owner=owner,
+        sparse=sparse,
     )
 
 

@@ -33,7 +33,8 @@ OPS = frozenset(
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
         "ce_loss", "max", "sum_exp", "target_gather", "loss", "reduction", "cast", "grad_add",
         "copy", "zero", "transpose", "concat", "split", "pool", "bias_grad", "permute", "topk",
-        "select", "scatter", "score_bias", "softcap",
+        "select", "scatter", "score_bias", "softcap", "triangle", "cross", "bce_loss", "mse_loss",
+        "interaction",
     }
 )  # fmt: skip
 
@@ -57,7 +58,7 @@ def memory_seconds(
     constants: Mapping[str, Any],
 ) -> Array:
     """Returns the seconds to move `num_bytes` in `kernels` launches at `share` of `bandwidth`."""
-    per_kernel = np.maximum(num_bytes / kernels, 1.0)
+    per_kernel = np.maximum(num_bytes / np.maximum(kernels, 1.0), 1.0)
     hit = np.minimum(1.0, float(constants["l2_share"]) * l2_bytes / per_kernel)
     slow = (1.0 - hit) + hit / float(constants["l2_ratio"])
     floor = kernels * float(constants["t0_us"]) * 1e-6
@@ -94,8 +95,14 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of memory-bound events."""
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
-    kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
-    moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
+    launches = [stack_value(stack.kernels, e) for e in events]
+    kernels = np.array([max(1.0, n) if n > 0.0 else 0.0 for n in launches])
+    moved = np.array(
+        [
+            e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) if n > 0.0 else 0.0
+            for e, n in zip(events, launches, strict=True)
+        ]
+    )
     share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
     seconds = memory_seconds(
         moved,

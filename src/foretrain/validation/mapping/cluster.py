@@ -21,6 +21,8 @@ FABRICS: tuple[tuple[str, str], ...] = (
 )
 #: Texts that name a machine whose network is that of the device's usual node.
 _USUAL_MACHINES = re.compile(r"\bdgx|superpod", re.IGNORECASE)
+#: Sixteen GPUs behind NVSwitch.
+_DGX2 = re.compile(r"\bdgx-?2", re.IGNORECASE)
 #: NICs x rate of machines that a text names without figures.
 _MACHINES: tuple[tuple[str, str], ...] = (
     (r"hopper-prod.*efa", "32x100G efa"),  # AWS p5.48xlarge
@@ -48,6 +50,9 @@ def map_cluster(row: Row, device: Device, assumed: Assumed) -> str:
     if not row.n_gpus or row.n_gpus < 1:
         raise Unsupported("the number of GPUs is not stated")
     per_node = row.gpus_per_node or 0
+    dgx2 = bool(_DGX2.search(row.interconnect)) and not per_node and row.n_gpus > 8
+    if dgx2:
+        per_node = 16
     if not per_node:
         per_node = min(device.node.devices, row.n_gpus)
         if row.n_gpus > per_node:
@@ -58,7 +63,7 @@ def map_cluster(row: Row, device: Device, assumed: Assumed) -> str:
         raise Unsupported(f"{row.n_gpus} GPUs are not whole nodes of {per_node}")
     text = row.interconnect
     shape = f"{nodes}x{per_node} {device.name}"
-    options = _options(text, device, nodes)
+    options = _options(text, device, nodes) + (" [nvlink nvswitch]" if dgx2 else "")
     if nodes == 1:
         return shape + options
     return shape + _network(text, device, assumed) + options
@@ -97,6 +102,7 @@ def _network(text: str, device: Device, assumed: Assumed) -> str:
 def _read(text: str) -> _Network:
     """What an interconnect text says, e.g. 'NVLink; 4x100Gb RoCE per node'."""
     plain = text.replace("，", ", ").replace("200Gb/s CX-7", "200 Gb/s")
+    plain = re.split(r"\bcompute: ", plain, flags=re.IGNORECASE)[-1]  # not the storage network
     fabric = next((f for p, f in FABRICS if re.search(p, plain, re.IGNORECASE)), None)
     nics, rate = _nics_and_rate(plain)
     if nics is not None:

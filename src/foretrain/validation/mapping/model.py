@@ -27,7 +27,6 @@ CLASSES: Mapping[str, str] = {
     "diffusion": "diffusion models are not modelled",
     "vlm": "vision-language models are not modelled",
     "speech": "speech models are not modelled",
-    "recsys": "recommender models come with a later version",
     "gnn": "graph neural networks are not modelled",
     "rl": "reinforcement learning is not modelled",
     "forecasting": "forecasting models are not modelled",

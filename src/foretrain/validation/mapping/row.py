@@ -21,6 +21,14 @@ from foretrain.validation.mapping.encoder import (
 from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_target
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
+from foretrain.validation.mapping.recsys import (
+    is_recsys,
+    map_rec_model,
+    map_rec_plan,
+    map_rec_precision,
+    map_rec_stack,
+    map_rec_training,
+)
 from foretrain.validation.mapping.stack import map_attention, map_stack
 from foretrain.validation.mapping.training import map_training
 from foretrain.validation.mapping.vision import (
@@ -69,6 +77,8 @@ def map_row(row: Row) -> Mapped:
         return _map_vit(row)
     if is_convnet(row):
         return _map_convnet(row)
+    if is_recsys(row):
+        return _map_recsys(row)
     assumed = Assumed()
     bert, t5 = is_bert(row), is_t5(row)
     mapper = map_bert if bert else map_t5 if t5 else map_model
@@ -136,5 +146,23 @@ def _map_convnet(row: Row) -> Mapped:
         "plan": map_vision_plan(row),
         "cluster": cluster,
         "stack": map_vision_stack(row, precision, assumed),
+    }
+    return Mapped(run=run, attention=None, assumed=tuple(assumed.lines))
+
+
+def _map_recsys(row: Row) -> Mapped:
+    assumed = Assumed()
+    model = map_rec_model(row, assumed)
+    if row.unreadable:
+        raise Unsupported(f"no number in {', '.join(row.unreadable)}")
+    device = map_device(row, assumed)
+    cluster = map_cluster(row, device, assumed)
+    precision = map_rec_precision(row, device, assumed)
+    run = {
+        "model": model,
+        "training": map_rec_training(row, model, precision, assumed),
+        "plan": map_rec_plan(row, assumed),
+        "cluster": cluster,
+        "stack": map_rec_stack(row, assumed),
     }
     return Mapped(run=run, attention=None, assumed=tuple(assumed.lines))
