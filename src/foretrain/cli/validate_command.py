@@ -113,9 +113,7 @@ def validate(
 def _ops(file: Path, json: str | None, part: str, limit: int | None) -> None:
     """Operators: every row of a table against its price."""
     if part not in PARTS:
-        problem = Problem(
-            what="unknown part", where="--part", value=part, allowed=", ".join(PARTS)
-        )
+        problem = Problem(what="unknown part", where="--part", value=part, allowed=", ".join(PARTS))
         raise InputError(problem)
     from foretrain.validation.ops.report import render, to_json
     from foretrain.validation.ops.validate import validate_ops

@@ -299,7 +299,7 @@ class _Writer:
         if not forward and instance.unit.microstep:
             delta["gradients"] = self.weights.whole_grad_bytes(instance.unit)
         pieces = instance.forward if forward else instance.backward
-        last = max(k for k, piece in enumerate(pieces) if piece.segment is not None)
+        final = max(k for k, piece in enumerate(pieces) if piece.segment is not None)
         entries: list[int] = []
         run = -1
         for k, piece in enumerate(pieces):
@@ -315,7 +315,7 @@ class _Writer:
                 layer=instance.unit.path,
                 after=tuple(after),
                 host_sync=synced,
-                delta_end=delta if k == last else {},
+                delta_end=delta if k == final else {},
             )
             run = self.launches.add(entry)
             entries.append(run)

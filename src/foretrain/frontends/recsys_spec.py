@@ -59,9 +59,7 @@ def rec_spec_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -
     return RecSpec(name=name, family="dlrm", tables=tables, **values)
 
 
-def _together(
-    values: Mapping[str, Any], tables: Sequence[Table], where: str
-) -> list[Problem]:
+def _together(values: Mapping[str, Any], tables: Sequence[Table], where: str) -> list[Problem]:
     """Returns what is wrong between fields that are each right on their own."""
     names = [table.name for table in tables]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -105,9 +103,7 @@ def _tables(given: object, where: str, problems: list[Problem]) -> tuple[Table, 
     return tuple(tables)
 
 
-def _columns(
-    given: Mapping[str, Any], where: str, problems: list[Problem]
-) -> list[dict[str, Any]]:
+def _columns(given: Mapping[str, Any], where: str, problems: list[Problem]) -> list[dict[str, Any]]:
     """Columns become rows: lists have one entry per table, single values hold for all."""
     lists = {key: value for key, value in given.items() if isinstance(value, list | tuple)}
     lengths = {len(cast("Sequence[Any]", value)) for value in lists.values()}

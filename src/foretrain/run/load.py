@@ -74,9 +74,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     model = read_model(fields, folder)
     cluster = read_cluster(fields, folder)
     section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
-    preset, stack = _preset_and_stack(
-        fields, folder, section, cluster, lines, model=model
-    )
+    preset, stack = _preset_and_stack(fields, folder, section, cluster, lines, model=model)
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
     words = _read_words(fields, model, cluster, lines)
@@ -203,7 +201,7 @@ def _read_target(
     section: Section, model: Model | None, sequence: int | None, lines: list[str]
 ) -> int | None:
     """The decoder's length: as long as the encoder's unless given, None without a decoder."""
-    if model is None or isinstance(model, ConvSpec) or not model.decoder_layers:
+    if not isinstance(model, ModelSpec) or not model.decoder_layers:
         if model is not None and section.has("target_sequence"):
             value = section.values["target_sequence"]
             what = f"{model.name} has no decoder beside an encoder"

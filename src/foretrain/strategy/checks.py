@@ -166,7 +166,7 @@ def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, l
 
 
 def _depth(spec: Model) -> int:
-    return spec.layers if isinstance(spec, ConvSpec) else spec.depth
+    return spec.depth if isinstance(spec, ModelSpec) else spec.layers
 
 
 def tensor_degrees(spec: Model, num_devices: int) -> list[int]:

@@ -54,7 +54,7 @@ def build_tree(
 
 def num_layers(spec: Model) -> int:
     """Returns the number of layers that pipeline stages divide."""
-    return spec.layers if isinstance(spec, ConvSpec) else spec.depth
+    return spec.depth if isinstance(spec, ModelSpec) else spec.layers
 
 
 def build_mesh(plan: Plan, world_size: int) -> Mesh:

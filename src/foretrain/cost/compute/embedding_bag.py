@@ -98,9 +98,7 @@ def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float])
     )
 
 
-def _bag(
-    shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str, float]
-) -> _Bag:
+def _bag(shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> _Bag:
     found, device = constants_for(machine), machine.device
     batch, pooling = shape.get("batch", 1.0), shape.get("pooling", 1.0)
     backward = event.direction != "forward"
@@ -130,9 +128,7 @@ def _bag(
         streams = device.memory_bandwidth * rules["e_d"]
         seconds += shape["rows"] * row / streams  # the gradient of the whole table is zeroed
     tables = max(1.0, shape.get("tables", 1.0))
-    return _Bag(
-        hit=hit, dram_bytes=from_dram, l2_bytes=fixed + weight, seconds=tables * seconds
-    )
+    return _Bag(hit=hit, dram_bytes=from_dram, l2_bytes=fixed + weight, seconds=tables * seconds)
 
 
 def _hit(reuse: Reuse, lookups: float, resident: float) -> float:

@@ -104,8 +104,10 @@ def harmonic(n: float, exponent: float) -> float:
     if n <= first:
         return total
     a, b = float(first), n
-    integral = log(b / a) if exponent == 1.0 else (b ** (1 - exponent) - a ** (1 - exponent)) / (
-        1 - exponent
+    integral = (
+        log(b / a)
+        if exponent == 1.0
+        else (b ** (1 - exponent) - a ** (1 - exponent)) / (1 - exponent)
     )
     slope = exponent * (a ** (-exponent - 1) - b ** (-exponent - 1)) / 12.0
     return total + integral + (b**-exponent - a**-exponent) / 2.0 + slope

@@ -90,7 +90,12 @@ def _directions(part: str, *, two: bool) -> tuple[Direction, ...]:
 
 
 def _event(
-    op: str, dtype: str, direction: Direction, shape: Mapping[str, float], flops: float, moved: float
+    op: str,
+    dtype: str,
+    direction: Direction,
+    shape: Mapping[str, float],
+    flops: float,
+    moved: float,
 ) -> ComputeEvent:
     return ComputeEvent(
         op=op,

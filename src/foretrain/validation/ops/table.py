@@ -113,10 +113,13 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     kept = [name for name in names if name in FIXED or name in SHAPE]
     columns = [table.column(name).to_pylist() for name in kept]
     for number, values in enumerate(zip(*columns, strict=True), start=1):
-        yield f"row {number}", {
-            name: "" if value is None else str(value)
-            for name, value in zip(kept, values, strict=True)
-        }
+        yield (
+            f"row {number}",
+            {
+                name: "" if value is None else str(value)
+                for name, value in zip(kept, values, strict=True)
+            },
+        )
 
 
 def _check_columns(names: Iterable[str], path: Path) -> None:
