@@ -70,8 +70,8 @@ def _groups(table: Path) -> list[list[Row]]:
     draw = random.Random(0)
     found: list[list[Row]] = []
     for _, members in sorted(families.items()):
-        for group in draw.sample(members, min(MOST_GROUPS, len(members))):
-            found.append(draw.sample(group, min(MOST_PLANS, len(group))))
+        groups_taken = draw.sample(members, min(MOST_GROUPS, len(members)))
+        found += [draw.sample(group, min(MOST_PLANS, len(group))) for group in groups_taken]
     return found
 
 

@@ -99,9 +99,9 @@ def test_only_the_plan_differs():
 
 def test_plans_are_spread_out():
     plans = other_plans(job())
-    few = spread(plans, 6)
+    few = spread(plans, 12)
     assert few[0] is plans[0]
-    assert len({id(plan) for plan in few}) == 6
+    assert len({id(plan) for plan in few}) == 12
     assert {plan.run.plan.tp for plan in few} >= {1, 8}
     assert {plan.run.plan.pp for plan in few} >= {1, 4}
     assert len(spread(plans, 10_000)) == len(plans)
