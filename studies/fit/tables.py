@@ -29,11 +29,11 @@ def strength(row: Row) -> str:
 
 
 def outcome(rows: Sequence[Row]) -> str:
-    """Returns cases, named rightly, named wrongly as cells of a table."""
+    """Returns cases, named rightly (one of the planted), named wrongly as cells of a table."""
     if not rows:
         return "0 | - | -"
-    right = sum(row["named"] != "" and row["named"] == row["constant"] for row in rows)
-    wrong = sum(row["named"] != "" and row["named"] != row["constant"] for row in rows)
+    right = sum(row["named"] in row["constant"].split() for row in rows)
+    wrong = sum(row["named"] != "" for row in rows) - right
     return f"{len(rows)} | {right} ({right / len(rows):.0%}) | {wrong} ({wrong / len(rows):.1%})"
 
 

@@ -139,8 +139,11 @@ def _apart(faults: Array, rivals: Array) -> Array:
 
 def _values(curves: Array, at: float) -> Array:
     """Returns the values of curves (runs, points of GRID) at one log time factor."""
-    rows = range(len(curves))
-    return np.array([float(np.interp(at, GRID, curves[i])) for i in rows], dtype=np.float64)
+    found = np.zeros(len(curves))
+    for i in range(len(curves)):
+        curve: Array = curves[i]
+        found[i] = float(np.interp(at, GRID, curve))
+    return found
 
 
 def _prior_of_faults() -> Array:
