@@ -70,7 +70,7 @@ DEVELOPMENT = (
     Job("llama-7b-a100", "llama-2-7b", "2x8 a100-sxm-80gb, 4x200G ib", "megatron", 4096, 64),
     Job("llama-13b-h100", "llama-2-13b", "4x8 h100-sxm, 8x400G ib", "megatron", 4096, 64),
     Job("llama-8b-fsdp", "llama-3-8b", "2x8 h100-sxm, 8x400G ib", "fsdp", 4096, 32),
-    Job("llama-7b-roce", "llama-2-7b", "2x8 a100-sxm-80gb, 1x100G roce", "fsdp", 2048, 32),
+    Job("llama-1b-roce", LLAMA_1B, "2x8 a100-sxm-80gb, 1x100G roce", "fsdp", 2048, 32),
     Job("gpt2-1.5b-ds", "gpt2-1.5b", "4x4 v100-sxm-32gb, 1x100G ib", "deepspeed", 1024, 64, "fp16"),
     Job("bert-large", "bert-large", "2x8 a100-sxm-40gb, 1x100G ethernet", "megatron", 512, 256),
     Job("gpt-1.3b-node", GPT_1B, "1x8 a100-sxm-80gb", "megatron", 1024, 32),
@@ -80,7 +80,7 @@ DEVELOPMENT = (
 HELD_OUT = (
     Job("gpt-3.6b-h200", _gpt(30, 3072, 24), "4x8 h200-sxm, 2x200G ib", "megatron", 2048, 128),
     Job("llama-3b-mi300x", LLAMA_3B, "2x8 mi300x, 8x400G roce", "megatron", 2048, 64),
-    Job("gpt2-1.5b-fsdp", "gpt2-1.5b", "4x8 a100-sxm-40gb, 4x100G efa", "fsdp", 1024, 256),
+    Job("gpt-355m-fsdp", GPT_355M, "4x8 a100-sxm-40gb, 4x100G efa", "fsdp", 1024, 64),
     Job("gpt2-355m-10g", GPT_355M, V100S, "deepspeed", 1024, 64, "fp16"),
     Job("llama-7b-b200", "llama-2-7b", "2x8 b200-sxm, 8x400G ib", "megatron", 2048, 64),
     Job("gpt-6.7b-a800", _gpt(32, 4096, 32), "4x8 a800-sxm-80gb, 1x200G ib", "megatron", 2048, 64),

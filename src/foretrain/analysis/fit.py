@@ -24,8 +24,10 @@ NAMED = 2.0 / 3.0
 #: What is this many times less probable than the best explanation is no rival of it.
 NO_RIVAL = 20.0
 #: Nothing needs an explanation unless one is this many times more probable than none.
-NEEDED = 3.0
-#: How much larger the scatter is tried for which a name would still hold, in steps of 10 %.
+NEEDED = 2.0
+#: What is less probable at a first look is not simulated more closely.
+HOPELESS = 1e-3
+#: Up to this scatter it is tried whether a name would still hold, in steps of 10 %.
 MOST_SCATTER = 0.3
 
 
@@ -70,9 +72,13 @@ def fit(runs: Sequence[Measured], *, noise: float = NOISE) -> Fit:
     _check_same_machine(runs)
     if len(runs) == 1:
         return _single(runs, noise)
+    gaps = [run.log_gap for run in runs]
     found = {constant: most_probable(runs, constant, noise) for constant in CONSTANTS}
     curves = {c: misses(runs, c) for c, e in found.items() if e.factor is not None}
-    gaps = [run.log_gap for run in runs]
+    for constant, rough in probabilities(curves, gaps, noise).items():
+        if constant in curves and rough > HOPELESS:
+            found[constant] = most_probable(runs, constant, noise, edges=True)
+            curves[constant] = misses(runs, constant)
     probability = probabilities(curves, gaps, noise)
     order = sorted(CONSTANTS, key=lambda c: -probability.get(c, -1.0))
     verdict, named, tied = judge(probability)

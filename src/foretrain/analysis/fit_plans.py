@@ -49,7 +49,7 @@ def other_plans(run: RunSpec) -> list[OtherPlan]:
         return plans
     for tp in _tensor_degrees(run):
         for pp in _stage_counts(run):
-            for zero in _zero_stages(run, pp):
+            for zero in _zero_stages(run, tp, pp):
                 for mode in _recompute_modes(run):
                     for microbatch in _microbatches(run, tp, pp):
                         found = _changed(run, tp, pp, zero, mode, microbatch)
@@ -105,9 +105,10 @@ def _stage_counts(run: RunSpec) -> list[int]:
     return [p for p in divisors(run.model.layers) if run.cluster.world_size % p == 0]
 
 
-def _zero_stages(run: RunSpec, pp: int) -> Sequence[int | None]:
+def _zero_stages(run: RunSpec, tp: int, pp: int) -> Sequence[int | None]:
     plan = run.plan
-    if plan.zero is None or pp > 1:
+    replicas = run.cluster.world_size // (tp * pp * plan.cp)
+    if plan.zero is None or pp > 1 or replicas <= 1:
         return [plan.zero]
     stages = ZERO_STAGES.get(plan.preset, (0, 1, 2, 3))
     return sorted({plan.zero, stages[0], stages[-1]})

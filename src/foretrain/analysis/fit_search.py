@@ -121,10 +121,13 @@ def misses(runs: Sequence[Measured], constant: str) -> Array:
     )
 
 
-def most_probable(runs: Sequence[Measured], constant: str, noise: float) -> Explanation:
+def most_probable(
+    runs: Sequence[Measured], constant: str, noise: float, *, edges: bool = False
+) -> Explanation:
     """Returns the most probable value of one constant for several runs, and its interval.
 
-    Simulates the runs around that value until straight lines between the points serve.
+    Simulates the runs around that value until straight lines between the points serve; with
+    `edges` also around the ends of the interval, which the evidence needs.
     """
     if not usable(runs, constant):
         return impossible(runs, constant, _idle_reason(constant))
@@ -136,7 +139,8 @@ def most_probable(runs: Sequence[Measured], constant: str, noise: float) -> Expl
     best, low, high = _summary(runs, constant, noise)
     for _ in range(MOST_ROUNDS):
         near = max(TOLERANCE, SHARE * (high - low))
-        new = [p for p in (best, low, high) if max(r.gap(p) for r in working) > near]
+        points = (best, low, high) if edges else (best,)
+        new = [p for p in points if max(r.gap(p) for r in working) > near]
         if not new:
             break
         for response in working:

@@ -73,8 +73,8 @@ def suggest(run: RunSpec, *, noise: float = NOISE) -> Suggestion:
         Problem(
             what=f"fewer than {COUNT} plans of this job differ and fit in memory",
             where="--suggest",
-            value=f"{len(plans)} plans tried",
-            way_out="a smaller sequence, more devices, or runs that differ in batch",
+            value=f"{len(plans)} plan(s) tried",
+            way_out="a smaller model or sequence, more devices, or runs that differ in batch",
         )
     )
 
@@ -122,7 +122,7 @@ def _best(
     def merit(plans: tuple[int, ...]) -> float:
         # twice the log odds against every rival at its best value, and against nothing
         odds = np.sum([apart[i] for i in plans], axis=0) + penalty
-        nearest = odds.min(axis=3)  # (constants, faults, rivals)
+        nearest: Array = odds.min(axis=3)  # (constants, faults, rivals)
         for index in range(len(CONSTANTS)):
             nearest[index, :, index] = np.inf
         none = np.sum([alone[i] for i in plans], axis=0)
@@ -139,7 +139,11 @@ def _apart(faults: Array, rivals: Array) -> Array:
 
 def _values(curves: Array, at: float) -> Array:
     """Returns the values of curves (runs, points of GRID) at one log time factor."""
-    return np.array([float(np.interp(at, GRID, curve)) for curve in curves], dtype=np.float64)
+    found = np.zeros(len(curves))
+    for i in range(len(curves)):
+        curve: Array = curves[i]
+        found[i] = float(np.interp(at, GRID, curve))
+    return found
 
 
 def _prior_of_faults() -> Array:

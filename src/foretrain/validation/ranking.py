@@ -88,7 +88,7 @@ def _strategy_groups(
     )
     for item in items:
         if item.time_ratio is not None:
-            groups[_situation(item.row)][_plan(item.row)].append(item)
+            groups[situation(item.row)][plan_of(item.row)].append(item)
     for plans in groups.values():
         if len(plans) >= MIN_PLANS:
             family = next(iter(plans.values()))[0].row.family
@@ -101,7 +101,8 @@ def _merged(same: Sequence[Comparison]) -> tuple[float, float]:
     return median(predicted), median(measured)
 
 
-def _situation(row: Row) -> Hashable:
+def situation(row: Row) -> Hashable:
+    """Returns what the runs of a strategy group share."""
     return (
         row.family,
         row.model,
@@ -123,7 +124,8 @@ def _situation(row: Row) -> Hashable:
     )
 
 
-def _plan(row: Row) -> Hashable:
+def plan_of(row: Row) -> Hashable:
+    """Returns what tells the plans of a strategy group apart."""
     return (
         row.tp,
         row.pp,
