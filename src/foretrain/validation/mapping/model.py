@@ -64,7 +64,8 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"mpt", {"family": "mpt"}),
     (r"\bpax", {"family": "gpt", **_NO_DROPOUT}),
     (r"opt[_-]", {"family": "opt"}),
-    (r"bloom", {"family": "bloom"}),
+    # its training script states no dropout: Megatron-DeepSpeed's default, unlike released configs
+    (r"bloom", {"family": "bloom", "dropout": 0.1, "attention_dropout": 0.1}),
     (r"falcon", {"family": "falcon"}),
     (r"phi-?3", {"family": "phi3"}),
     (r"phi", {"family": "phi"}),
