@@ -129,3 +129,8 @@ class ConvSpec:
 
 
 Model = ModelSpec | ConvSpec
+
+
+def num_layers(spec: Model) -> int:
+    """Returns the number of layers that pipeline stages divide, those of all stacks."""
+    return spec.layers if isinstance(spec, ConvSpec) else spec.depth

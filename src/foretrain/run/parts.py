@@ -20,6 +20,7 @@ from foretrain.stack import Stack
 #: What may be changed on a model given by name, without touching its other dims.
 CHANGEABLE = ("layers", "vocab", "ffn", "max_positions", "window", "masked", "image")
 CONV_CHANGEABLE = ("classes",)
+STACKS_CHANGEABLE = ("layers", "decoder_layers", "vocab", "ffn", "max_positions")
 
 
 def read_model(fields: Fields, folder: Path | None) -> Model | None:
@@ -37,7 +38,11 @@ def read_model(fields: Fields, folder: Path | None) -> Model | None:
 
 def _changed(fields: Fields, model: Model) -> Model:
     section = Section(path="model", values=fields.model_changes, problems=fields.problems)
-    changeable = CONV_CHANGEABLE if isinstance(model, ConvSpec) else CHANGEABLE
+    changeable = CHANGEABLE
+    if isinstance(model, ConvSpec):
+        changeable = CONV_CHANGEABLE
+    elif model.decoder_layers:
+        changeable = STACKS_CHANGEABLE
     changes: dict[str, int] = {}
     for key, value in fields.model_changes.items():
         if key not in changeable:
