@@ -65,6 +65,9 @@ def test_megatron_builds_t5_of_its_own_parts() -> None:
         ({"seq_len": None}, "sequence length is not stated"),
         ({"family": "flagperf"}, "T5 of this source"),
         ({"model_class": "seq2seq", "model": "BART"}, "BART is not modelled"),
+        ({"model_class": "other", "model": "BERT-large (MLPerf, seq 512)"}, "packs samples"),
+        ({"model_class": "other", "model": "Llama2 70B LoRA"}, "LoRA"),
+        ({"model_class": "other", "model": "MoFlow"}, "this class of models"),
     ],
 )
 def test_what_is_not_predicted_of_encoders_with_decoders(change: Any, reason: str) -> None:
