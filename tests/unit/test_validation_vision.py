@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from foretrain.frontends.build import build_graph
 from foretrain.run.load import load_run
 from foretrain.validation.mapping import Unsupported, map_row
 from foretrain.validation.rows import Row
@@ -53,6 +54,8 @@ def test_names_of_sources(name: str, model: str) -> None:
         ({"gpu": "A100-SXM", "gpu_norm": "A100-SXM", "gpu_mem_gb": 40.0}, "tf32",
          "pytorch-vision"),
         ({"precision": "fp32 (TF32 on Ampere+)"}, "fp32", "pytorch-vision"),
+        ({"framework": "MindSpore/resnet50v1.5"}, "fp32", "pytorch-vision"),
+        ({"framework": "TensorFlow", "precision": "AMP"}, "fp16", "pytorch-vision-nhwc"),
     ],
 )  # fmt: skip
 def test_precision_and_layout(changes, precision: str, stack: str) -> None:
@@ -74,3 +77,48 @@ def test_precision_and_layout(changes, precision: str, stack: str) -> None:
 def test_what_is_not_predicted(changes, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         map_row(row(**changes))
+
+
+VIT = {
+    "model": "vit_base_patch16_224", "model_class": "vision_cnn_or_vit", "n_gpus": 1,
+    "precision": "amp fp16 contiguous", "gpu": "RTX3090", "gpu_norm": "RTX3090", "gpu_mem_gb": 24.0,
+    "framework": "timm benchmark.py", "mbs": 192, "gbs": 192,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("vit_base_patch16_224", 86.57),
+        ("deit_small_patch16_224", 22.05),
+        ("vit_base_patch16_384", 86.86),
+        ("vit_large_patch32_384", 306.63),
+        ("vit_tiny_patch16_384", 5.79),
+        ("vit_giant_patch14_224", 1012.61),
+    ],
+)
+def test_vision_transformers_of_timm_have_their_parameters(name: str, millions: float) -> None:
+    mapped = map_row(row(**{**VIT, "model": name, "input_size": ""}))
+    run = load_run(mapped.run)
+    graph = build_graph(run.model, batch=1, sequence=run.training.sequence)
+    assert round(graph.num_parameters / 1e6, 2) == millions
+    assert (run.training.optimizer, run.plan.preset) == ("sgd-momentum", "plain")
+    assert (mapped.attention, run.stack.name) == ("unfused", "pytorch-eager")
+
+
+def test_vision_transformers_of_t5x_are_replicas_under_xla() -> None:
+    changes = {"model": "vit ViT/B-16", "model_class": "vision_vit", "framework": "T5X ViT",
+               "precision": "bf16", "n_gpus": 8, "gbs": 512, "mbs": 64, "gpu": "A100-SXM",
+               "gpu_norm": "A100-SXM", "gpu_mem_gb": 80.0}  # fmt: skip
+    run = load_run(map_row(row(**changes)).run)
+    assert (run.stack.name, run.plan.zero, run.plan.dp) == ("jax-xla", 0, 8)
+    assert run.training.optimizer == "adamw"
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_relpos_base_patch16_224", "deit_tiny_distilled_patch16_224",
+             "beit_base_patch16_224", "deit3_base_patch16_384", "vit_base_r50_s16_384"],
+)  # fmt: skip
+def test_relatives_of_vision_transformers_are_not_predicted(name: str) -> None:
+    with pytest.raises(Unsupported, match="not in the catalog"):
+        map_row(row(**{**VIT, "model": name}))

@@ -40,7 +40,6 @@ def test_real_files_have_the_published_count(configs: Path, file: str, name: str
     [
         ("mixtral_8x7b.json", "mixtral"),
         ("deepseek_v2_lite.json", "deepseek_v2"),
-        ("t5_v1_1_xxl_test.json", "t5"),
     ],
 )
 def test_other_families_are_refused_by_name(configs: Path, file: str, kind: str) -> None:

@@ -26,6 +26,15 @@ def llama(layers: int, hidden: int, heads: int, kv_heads: int, **more: Any) -> d
     return {"family": "llama", **shape, **more}
 
 
+def mpt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    """llm-foundry's benchmark files: learned positions and biases, unlike the released models."""
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "norm_bias"), True)
+    return {**gpt(layers, hidden, heads, **more), "family": "mpt", "positions": "learned", **biases}
+
+
+BLOOM = {"family": "bloom", "dropout": 0.1, "attention_dropout": 0.1}
+
+
 def training(sequence: int, precision: str, **batch: int | str) -> dict[str, Any]:
     return {"sequence": sequence, "precision": precision, "optimizer": "adamw", **batch}
 
@@ -40,7 +49,12 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "48x8 a100-sxm-80gb, 4x100G opa",
         "deepspeed",
         None,
-        gpt(72, 14336, 64, kv_heads=64, vocab=250880),
+        {
+            k: v
+            for k, v in gpt(72, 14336, 64, kv_heads=64, vocab=250880).items()
+            if k != "max_positions"
+        }
+        | BLOOM,
         training(2048, "fp16", global_batch=2048, microbatch=4),
         {"preset": "deepspeed", "tp": 8, "pp": 6, "zero": 1, "recompute": "full"},
         ("sequence_parallel",),
@@ -127,8 +141,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "1x8 a100-sxm-80gb",
         "llm-foundry",
         "fused",
-        gpt(24, 1024, 16, kv_heads=16, head_dim=64, vocab=50368, **NO_DROPOUT)
-        | {"max_positions": 32768},
+        mpt(24, 1024, 16, kv_heads=16, head_dim=64, vocab=50368) | {"max_positions": 32768},
         training(32768, "bf16", global_batch=32, microbatch=2),
         {"preset": "fsdp", "tp": 1, "pp": 1, "zero": 3, "recompute": "none"},
         (),
@@ -137,7 +150,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "4x8 a100-sxm-40gb, 8x200G roce",
         "llm-foundry",
         "fused",
-        gpt(32, 2560, 20, kv_heads=20, head_dim=128, vocab=50368, **NO_DROPOUT),
+        mpt(32, 2560, 20, kv_heads=20, head_dim=128, vocab=50368),
         training(2048, "bf16", global_batch=192, microbatch=6),
         {"preset": "fsdp", "tp": 1, "pp": 1, "zero": 3, "recompute": "none"},
         ("1600 Gb/s",),
@@ -326,7 +339,7 @@ REFUSED = {
     "nemo_automodel-0014": "LoRA comes with a later version",
     "decentralized_fm_v100-0026": "a central parameter server is not modelled",
     "maxtext_tpu_gpu-0074": "the number of GPUs is not stated",
-    "timm_rtx3090-0488": "this image model is not in the catalog",
+    "timm_rtx3090-0346": "this image model is not in the catalog",
 }
 
 

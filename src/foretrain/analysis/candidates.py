@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from foretrain.frontends.spec import num_layers
 from foretrain.run.defaults import pad_vocabulary
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Result
@@ -96,6 +97,7 @@ def _valid(run: RunSpec) -> bool:
     numbers = Numbers(
         num_devices=run.cluster.world_size,
         sequence=run.training.sequence,
+        target_sequence=run.training.target_sequence,
         global_batch=run.training.global_batch,
         microbatch=run.training.microbatch,
     )
@@ -333,7 +335,7 @@ def _interleave(run: RunSpec, result: Result) -> list[Candidate]:
     plan = run.plan
     if plan.pp == 1 or plan.stages is not None:
         return []
-    options = divisors(run.model.layers // plan.pp)
+    options = divisors(num_layers(run.model) // plan.pp)
     more = [n for n in options if n > plan.interleave]
     if not more:
         return []

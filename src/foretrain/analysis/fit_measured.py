@@ -80,7 +80,7 @@ def _work(counted: str, run: RunSpec, where: str) -> float:
     batch = float(run.training.global_batch)
     if counted == "samples":
         return batch
-    if run.training.sequence is None:
+    if run.training.tokens is None:
         raise InputError(
             Problem(
                 what="the model handles no tokens",
@@ -88,7 +88,7 @@ def _work(counted: str, run: RunSpec, where: str) -> float:
                 way_out="give a time per step or samples/s",
             )
         )
-    return batch * run.training.sequence
+    return batch * run.training.tokens
 
 
 #: A scatter outside of these is a typing error.

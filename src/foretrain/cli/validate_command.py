@@ -48,6 +48,10 @@ def validate(
     ids: Annotated[
         str | None, typer.Option("--ids", metavar="FILE", help="Only the ids listed in a file.")
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="WHAT", help="One line for each model, family, gpu, ..."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows.")
     ] = None,
@@ -79,9 +83,12 @@ def validate(
         return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
-    from foretrain.validation.report import render, to_json
+    from foretrain.validation.report import BY, render, render_by, to_json
     from foretrain.validation.run_validation import validate_runs
 
+    if by is not None and by not in BY:
+        problem = Problem(what="unknown word", where="--by", value=by, allowed=", ".join(BY))
+        raise InputError(problem)
     before = None if baseline is None else read_baseline(Path(baseline))
     result = validate_runs(
         Path(file),
@@ -102,7 +109,10 @@ def validate(
     if write_baseline is not None:
         write_atomically(Path(write_baseline), json_text(reduced(result)))
     if json != "-":
-        emit(render(result) if before is None else describe_change(result, before))
+        if before is not None:
+            emit(describe_change(result, before))
+        else:
+            emit(render(result) if by is None else render_by(result, by))
     if ablation:
         from foretrain.validation.ablation import ablation as ablate
         from foretrain.validation.ablation import render_ablation

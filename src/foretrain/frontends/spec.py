@@ -177,3 +177,8 @@ class RecSpec:
 
 
 Model = ModelSpec | ConvSpec | RecSpec
+
+
+def num_layers(spec: Model) -> int:
+    """Returns the number of layers that pipeline stages divide, those of all stacks."""
+    return spec.depth if isinstance(spec, ModelSpec) else spec.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from foretrain.frontends.spec import num_layers
 from foretrain.report.run_form import run_form
 from foretrain.report.tables import table
 from foretrain.report.words import (
@@ -86,7 +87,13 @@ def _rate(item: Compared) -> float:
 def _same_work(items: Sequence[Compared]) -> bool:
     """Returns whether all runs do the same for a sample: one model at one length."""
     works = {
-        (run.model.name, run.model.layers, run.training.sequence, run.training.image)
+        (
+            run.model.name,
+            num_layers(run.model),
+            run.training.sequence,
+            run.training.target_sequence,
+            run.training.image,
+        )
         for _, run, _ in items
     }
     return len(works) == 1

@@ -20,6 +20,7 @@ from foretrain.stack import Stack
 #: What may be changed on a model given by name, without touching its other dims.
 CHANGEABLE = ("layers", "vocab", "ffn", "max_positions", "window", "masked", "image")
 CONV_CHANGEABLE = ("classes",)
+STACKS_CHANGEABLE = ("layers", "decoder_layers", "vocab", "ffn", "max_positions")
 
 
 def read_model(fields: Fields, folder: Path | None) -> Model | None:
@@ -39,7 +40,7 @@ def _changed(fields: Fields, model: Model) -> Model:
     section = Section(path="model", values=fields.model_changes, problems=fields.problems)
     changeable = CONV_CHANGEABLE if isinstance(model, ConvSpec) else ()
     if isinstance(model, ModelSpec):
-        changeable = CHANGEABLE
+        changeable = STACKS_CHANGEABLE if model.decoder_layers else CHANGEABLE
     changes: dict[str, int] = {}
     for key, value in fields.model_changes.items():
         if key not in changeable:

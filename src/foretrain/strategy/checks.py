@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 
 from foretrain.errors import Problem
-from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
+from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec, num_layers
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tables import check_tables
 
@@ -57,6 +57,7 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
             *check_stages(spec, plan),
+            *check_stacks(spec, plan),
             *check_sequence(spec, numbers.sequence, "sequence"),
             *check_sequence(spec, numbers.target_sequence, "target_sequence"),
         ]
@@ -158,15 +159,11 @@ def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, l
     pipeline = [
         p
         for p in divisors(num_devices // plan.tp or 1)
-        if num_devices % (plan.tp * p) == 0 and _depth(spec) % (p * plan.interleave) == 0
+        if num_devices % (plan.tp * p) == 0 and num_layers(spec) % (p * plan.interleave) == 0
     ]
     if plan.pp == 1 or num_devices % plan.tp or not pipeline:
         return "tp", tensor_degrees(spec, num_devices)
     return "pp", pipeline
-
-
-def _depth(spec: Model) -> int:
-    return spec.depth if isinstance(spec, ModelSpec) else spec.layers
 
 
 def tensor_degrees(spec: Model, num_devices: int) -> list[int]:
@@ -251,6 +248,14 @@ def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return [problem]
     stages = ", ".join(str(n) for n in even_stages(spec.depth, chunks))
     return [_with_way_out(problem, f"or give stages: [{stages}]")]
+
+
+def check_stacks(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Returns what is not modelled of an encoder with a decoder."""
+    if not spec.decoder_layers or plan.cp == 1:
+        return []
+    what = "context parallelism of an encoder with a decoder is not modelled"
+    return [Problem(what=what, where="plan.cp", value=plan.cp, allowed="1")]
 
 
 def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:

@@ -11,7 +11,7 @@ import msgspec
 
 from foretrain.errors import PlanError, Problem
 from foretrain.frontends.encoder_decoder import STACKS
-from foretrain.frontends.spec import Model, ModelSpec, RecSpec
+from foretrain.frontends.spec import Model, ModelSpec, RecSpec, num_layers
 from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
@@ -50,11 +50,6 @@ def build_tree(
         runtime=_runtime(plan, stack, mesh),
         data_axes=DATA_AXES,
     )
-
-
-def num_layers(spec: Model) -> int:
-    """Returns the number of layers that pipeline stages divide."""
-    return spec.depth if isinstance(spec, ModelSpec) else spec.layers
 
 
 def build_mesh(plan: Plan, world_size: int) -> Mesh:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from foretrain.validation.compare import Comparison
+from foretrain.validation.models import model_of, on_one_device
 from foretrain.validation.report import Report, percent, reasons, signed
 from foretrain.validation.statistics import Stats, grouped, statistics_of
 from foretrain.validation.subsets import DENSE, subset_of
@@ -64,6 +65,7 @@ def accuracy_page(report: Report) -> str:
         _dense_families(report),
         _worst(report),
         _groups(report),
+        _small_models(report),
         _ranking(report),
         _unsupported(report),
         _assumptions(report),
@@ -139,6 +141,16 @@ def _groups(report: Report) -> str:
     scale = _table("devices", _timed(report.groups["scale"]))
     device = _table("device", _timed(report.groups["gpu"]))
     return f"## By number of devices\n\n{scale}\n\n## By device\n\n{device}\n"
+
+
+def _small_models(report: Report) -> str:
+    chosen = [item for item in report.items if on_one_device(item)]
+    stats = {name: statistics_of(rows) for name, rows in grouped(chosen, model_of).items()}
+    table = _table("model", _timed(stats))
+    text = (
+        "BERT, convolutional networks and vision transformers on one device, all sources together."
+    )
+    return f"## One device, model by model\n\n{text}\n\n{table}\n"
 
 
 def _timed(groups: Mapping[str, Stats]) -> dict[str, Stats]:

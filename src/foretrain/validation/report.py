@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foretrain.validation.compare import Comparison
-from foretrain.validation.statistics import GROUPINGS, Stats, grouped, statistics_of
+from foretrain.validation.models import model_of
+from foretrain.validation.statistics import GROUPINGS, Grouping, Stats, grouped, statistics_of
 from foretrain.validation.subsets import LOW_MFU
 
 SCHEMA = 1
@@ -105,6 +106,20 @@ def _row_json(item: Comparison) -> dict[str, Any]:
 
 def _error(ratio: float | None) -> float | None:
     return None if ratio is None else abs(ratio - 1)
+
+
+#: What `validate runs --by` may list one line for each of; the others are in every report.
+BY: Mapping[str, Grouping] = {**GROUPINGS, "model": model_of}
+
+
+def render_by(report: Report, name: str) -> str:
+    """Returns one line for each family, device, scale, class, subset or model with a prediction."""
+    stats = {
+        key: statistics_of(rows, counted_only=key != LOW_MFU)
+        for key, rows in grouped(report.items, BY[name]).items()
+    }
+    shown = {key: group for key, group in stats.items() if group.predicted}
+    return "\n".join([_headline(report), "", *_table(name.replace("_", " ").capitalize(), shown)])
 
 
 def render(report: Report) -> str:

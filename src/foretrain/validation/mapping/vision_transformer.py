@@ -51,6 +51,12 @@ def map_vit(row: Row, assumed: Assumed) -> Mapping[str, Any]:
     return model
 
 
+def vit_name(row: Row) -> str:
+    """Returns one name for all sources, e.g. vit-base-16 at 384 pixels; "vit" if it is none."""
+    shape = _shape(row)
+    return "vit" if shape is None else f"vit-{shape[0]}-{shape[1]} at {shape[2]} pixels"
+
+
 def _shape(row: Row) -> tuple[str, int, int] | None:
     """Size, patch and pixels by the name; None for relatives (hybrids, relative positions)."""
     name = row.model.strip()
