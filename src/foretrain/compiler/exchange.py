@@ -98,9 +98,7 @@ def bag_kind(launch: OpLaunch) -> str:
 
 def _by_kind(kept: list[Launch | Exchange]) -> None:
     """Sorts neighbouring lookups by kind: exchanged tables first in forward, last in backward."""
-    places = [
-        i for i, op in enumerate(kept) if isinstance(op, OpLaunch) and op.op.cost == BAG
-    ]
+    places = [i for i, op in enumerate(kept) if isinstance(op, OpLaunch) and op.op.cost == BAG]
     ops = [kept[i] for i in places]
     if not ops or places != list(range(places[0], places[0] + len(places))):
         return

@@ -213,7 +213,9 @@ class _Emitter:
             return copy
         return next((other for other in sorted(self.stored, key=str) if other[0] == copy[0]), copy)
 
-    def _written(self, batch: Sequence[Launch | Exchange], last: Mapping[Copy, int], i: int) -> set[Copy]:
+    def _written(
+        self, batch: Sequence[Launch | Exchange], last: Mapping[Copy, int], i: int
+    ) -> set[Copy]:
         writes: set[Copy] = set()
         for launch in batch:
             writes |= {launch.target} if isinstance(launch, Relayout) else set(launch.writes)

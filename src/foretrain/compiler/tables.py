@@ -83,9 +83,7 @@ def _local_dim(use: WeightUse, mesh: Mesh) -> float:
     return use.tensor.shape[-1] / mesh.size(use.used.axes("dim"))
 
 
-def bag_updates(
-    lowered: LoweredBlock, optimizer: str
-) -> dict[str, tuple[tuple[str, float], ...]]:
+def bag_updates(lowered: LoweredBlock, optimizer: str) -> dict[str, tuple[tuple[str, float], ...]]:
     """Returns what backward does to each table, by its operator (compiler/bags.py)."""
     rule = TABLE_OPTIMIZERS[optimizer]
     sparse = (("states", rule.per_number), ("row_states", rule.per_row))

@@ -21,7 +21,8 @@ def build_graph(
     """Returns the forward graph of one micro-step of `batch` samples.
 
     A transformer reads `sequence` tokens per sample, a convolutional network square images of
-    `image` pixels, a recommendation model samples that its tables size. Raises InputError for sizes that the model cannot take.
+    `image` pixels, a recommendation model samples that its tables size. Raises InputError for
+    sizes that the model cannot take.
     """
     if isinstance(spec, ConvSpec):
         return build_conv_graph(spec, batch=batch, image=image)

@@ -245,4 +245,6 @@ def _as_mapping(key: str, value: Any) -> dict[str, Any]:
         return {}
     if key in _WORD_KEY:
         return {_WORD_KEY[key]: value}
-    return dict.fromkeys(("grad", "param", "tp", "p2p", "tables"), value) if key == "overlap" else {}
+    return (
+        dict.fromkeys(("grad", "param", "tp", "p2p", "tables"), value) if key == "overlap" else {}
+    )

@@ -73,9 +73,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     model = read_model(fields, folder)
     cluster = read_cluster(fields, folder)
     section = Section(path="plan", values=fields.section("plan"), problems=fields.problems)
-    preset, stack = _preset_and_stack(
-        fields, folder, section, cluster, lines, model=model
-    )
+    preset, stack = _preset_and_stack(fields, folder, section, cluster, lines, model=model)
     plan = read_plan(section, preset=preset)
     fields.refuse(refused_overrides(plan), PlanError)
     words = _read_words(fields, model, cluster, lines)

@@ -95,11 +95,14 @@ def check_rec_plan(spec: RecSpec, plan: Plan, num_devices: int) -> list[Problem]
         value = getattr(plan, key)
         if value > 1:
             what = f"{spec.name} is data parallel with tables spread over the same ranks"
-            problems.append(Problem(what=what, where=f"plan.{key}", value=value, allowed="1",
-                                    way_out="say where its tables lie with plan.tables"))  # fmt: skip
-    if plan.recompute.mode != "none":
-        problems.append(Problem(what=f"recompute of {spec.name} is not modelled",
-                                where="plan.recompute", value=plan.recompute.mode, allowed="none"))  # fmt: skip
+            way_out = "say where its tables lie with plan.tables"
+            problems.append(
+                Problem(what=what, where=f"plan.{key}", value=value, allowed="1", way_out=way_out)
+            )
+    mode = plan.recompute.mode
+    if mode != "none":
+        what = f"recompute of {spec.name} is not modelled"
+        problems.append(Problem(what=what, where="plan.recompute", value=mode, allowed="none"))
     return problems or check_tables(plan, spec, num_devices)
 
 

@@ -198,7 +198,7 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_param=choose(plan.overlap.param, plan.preset == "fsdp" or (plan.zero or 0) >= 3),
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
-        overlap_tables=choose(plan.overlap.tables, True),
+        overlap_tables=choose(plan.overlap.tables, default=True),
     )
 
 

@@ -4,7 +4,7 @@ Per sample and table, in sectors of 32 bytes, with L lookups of rows of r bytes 
 
     fixed  = offsets + c32(8 L) + c32(output)      weight = L r
     U      = distinct rows of N = B L lookups      X      = rows that L2 holds for this table
-    hit    = 1 - U/N if U <= X, else what the X hottest rows serve beyond their first read
+    hit    = 1 - U/N if U <= X, else the share of the lookups that the X hottest rows serve
     T      = sum over tables of phi max((fixed + weight (1 - hit)) / B_dram,
                                              (fixed + weight) / B_L2) B, at least t0
 
@@ -94,13 +94,13 @@ def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float])
         kernels=1.0,
         family="memory",
         provenance=found.provenance,
-        formula=f"embedding bags of {tables:g} tables: {moved / 1e6:.3g} MB from DRAM, hit rate {hits}",
+        formula=(
+            f"embedding bags of {tables:g} tables: {moved / 1e6:.3g} MB from DRAM, hit rate {hits}"
+        ),
     )
 
 
-def _bag(
-    shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str, float]
-) -> _Bag:
+def _bag(shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> _Bag:
     found, device = constants_for(machine), machine.device
     batch, pooling = shape.get("batch", 1.0), shape.get("pooling", 1.0)
     backward = event.direction != "forward"
@@ -130,19 +130,18 @@ def _bag(
         streams = device.memory_bandwidth * rules["e_d"]
         seconds += shape["rows"] * row / streams  # the gradient of the whole table is zeroed
     tables = max(1.0, shape.get("tables", 1.0))
-    return _Bag(
-        hit=hit, dram_bytes=from_dram, l2_bytes=fixed + weight, seconds=tables * seconds
-    )
+    return _Bag(hit=hit, dram_bytes=from_dram, l2_bytes=fixed + weight, seconds=tables * seconds)
 
 
 def _hit(reuse: Reuse, lookups: float, resident: float) -> float:
-    """Returns the share of lookups that L2 serves: all but the first of each row it holds."""
+    """Returns the share of lookups that L2 serves.
+
+    All but the first of each row where all rows fit, else those of the hottest rows.
+    """
     most = max(0.0, 1.0 - reuse.distinct / max(lookups, 1.0))
     if reuse.distinct <= resident:
         return most
-    if reuse.uniform:
-        return min(most, resident / max(reuse.rows, 1.0))
-    return min(most, max(0.0, reuse.served(resident) - resident / max(lookups, 1.0)))
+    return min(most, reuse.served(resident))
 
 
 def _divergence(row: float, rules: Mapping[str, float]) -> float:
