@@ -372,3 +372,10 @@ def test_tables_of_a_transformer_are_refused():
     with pytest.raises(InputError, match="tables"):
         load_run({"model": "gpt2-124m", "training": {"sequence": 128, "lookups": "zipf"},
                   "cluster": "1x1 a100-sxm-80gb"})  # fmt: skip
+
+
+def test_the_catalog_lists_tables(capsys: pytest.CaptureFixture[str]):
+    from foretrain.cli.main import main
+
+    assert main(["catalog", "models", "dlrm-dcnv2"]) == 0
+    assert "40,000,000 x 128, 100 lookups per sample" in capsys.readouterr().out

@@ -66,5 +66,5 @@ def test_dlrm_steps(measurements: Path):
         assert outcome.prediction is not None, outcome.reason
         error = outcome.prediction.step_s / (item.measured.iter_time_s or 1.0) - 1.0
         errors.setdefault(outcome.row.model, []).append(abs(error))
-    assert median(errors["dlrm"]) < 0.15
-    assert median(errors["dlrm_dcnv2"]) < 0.30
+    assert median(errors["dlrm"]) < 0.20
+    assert median(errors["dlrm_dcnv2"]) < 0.20
