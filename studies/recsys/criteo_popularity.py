@@ -1,4 +1,4 @@
-"""How popular the rows of Criteo's tables are: `zipf` of the Criteo models of catalog/models/dlrm.toml.
+"""How popular the rows of Criteo's tables are: `zipf` of those models in catalog/models/dlrm.toml.
 
     python studies/recsys/criteo_popularity.py
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.events import EventTable, Groups
-from foretrain.compiler.parameters import Unit
+from foretrain.compiler.optimizer import state_bytes
+from foretrain.compiler.parameters import Unit, merge
 from foretrain.compiler.placements import Redistribution, family
 from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
@@ -73,6 +74,27 @@ class StageContext:
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""
         return [instance.unit for chunk in self.chunks for instance in chunk]
+
+
+def persistent_bytes(context: StageContext) -> dict[str, float]:
+    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
+    precision, mesh = context.precision, context.mesh
+    groups = merge(group for unit in context.units() for group in unit.groups)
+    states = state_bytes(context.optimizer, precision, context.factored)
+    trains = context.optimizer != "none"
+    tables, table_states = context.tables
+    parts = {
+        "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
+        * precision.bytes("weight"),
+        "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
+        * precision.bytes("grad_accumulate"),
+        "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states
+        if trains
+        else 0.0,
+    }
+    if tables:
+        parts |= {"tables": tables, "table states": table_states if trains else 0.0}
+    return parts
 
 
 @dataclass(slots=True)

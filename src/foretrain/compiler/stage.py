@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.compiler.launches import LaunchList, Piece, StageContext
-from foretrain.compiler.optimizer import norm_segment, state_bytes, update_segment
+from foretrain.compiler.launches import LaunchList, Piece, StageContext, persistent_bytes
+from foretrain.compiler.optimizer import norm_segment, update_segment
 from foretrain.compiler.parameters import merge
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
@@ -62,27 +62,6 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
         else:
             groups.append([slot])
     return groups
-
-
-def persistent_bytes(context: StageContext) -> dict[str, float]:
-    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
-    precision, mesh = context.precision, context.mesh
-    groups = merge(group for unit in context.units() for group in unit.groups)
-    states = state_bytes(context.optimizer, precision, context.factored)
-    trains = context.optimizer != "none"
-    tables, table_states = context.tables
-    parts = {
-        "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
-        * precision.bytes("weight"),
-        "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
-        * precision.bytes("grad_accumulate"),
-        "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states
-        if trains
-        else 0.0,
-    }
-    if tables:
-        parts |= {"tables": tables, "table states": table_states if trains else 0.0}
-    return parts
 
 
 def _boundary_part(slot: Slot) -> str:
