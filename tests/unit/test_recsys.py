@@ -368,10 +368,28 @@ def test_columns_that_do_not_divide_are_refused():
              training={"global_batch": 2046})  # fmt: skip
 
 
-def test_tables_of_a_transformer_are_refused():
-    with pytest.raises(InputError, match="tables"):
-        load_run({"model": "gpt2-124m", "training": {"sequence": 128, "lookups": "zipf"},
-                  "cluster": "1x1 a100-sxm-80gb"})  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("training", {"lookups": "zipf"}),
+        ("training", {"table_optimizer": "sgd"}),
+        ("plan", {"tables": "row-wise"}),
+        ("plan", {"preset": "dlrm"}),
+    ],
+)
+def test_tables_of_a_transformer_are_refused(section: str, values: dict[str, Any]):
+    run: dict[str, Any] = {
+        "model": "gpt2-124m", "training": {"sequence": 128, "microbatch": 1}, "plan": {},
+        "cluster": "1x1 a100-sxm-80gb",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="embedding tables"):
+        load_run(run | {section: run[section] | values})
+
+
+def test_micro_steps_exchange_each_time():
+    """Tables are updated in every backward; the dense gradients are reduced once."""
+    program = compile_run(_run(training={"accumulation": 2})).program
+    assert _exchanges(program) == [("all_to_all", 1024 * 64 * 4)] * 4
 
 
 def test_the_catalog_lists_tables(capsys: pytest.CaptureFixture[str]):
