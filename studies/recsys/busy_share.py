@@ -1,6 +1,6 @@
 """How much of a step one V100 is busy with DLRM: predicted against measured. Nothing is fitted.
 
-    python studies/recsys/busy_share.py gpu_active_fraction_single_gpu.csv
+python studies/recsys/busy_share.py gpu_active_fraction_single_gpu.csv
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from foretrain.predict import predict
 from foretrain.run.load import load_run
 
 #: DLRM_MLPerf on one device has fewer rows; lookups are one each, so the rows hardly matter.
-MODELS = {"DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-criteo-small", "DLRM_DDP": "dlrm-ddp"}
+MODELS = {
+    "DLRM_default": "dlrm-default",
+    "DLRM_MLPerf": "dlrm-criteo-small",
+    "DLRM_DDP": "dlrm-ddp",
+}
 
 
 def main(path: str) -> None:
     """Prints one line per run and the mean difference in points."""
     gaps: list[float] = []
-    for row in csv.DictReader(Path(path).open()):
+    for row in csv.DictReader(Path(path).read_text().splitlines()):
         if row["model"] not in MODELS:
             continue
         run = load_run(
@@ -40,7 +44,8 @@ def main(path: str) -> None:
         measured = float(row["gpu_active_fraction"])
         gaps.append(abs(share - measured))
         sys.stdout.write(
-            f"{row['model']:13} {row['batch_size']:>5}  measured {measured:.2f}  predicted {share:.2f}"
+            f"{row['model']:13} {row['batch_size']:>5}  measured {measured:.2f}"
+            f"  predicted {share:.2f}"
             f"  step {result.step_time_s.value * 1e3:.2f} ms\n"
         )
     sys.stdout.write(f"mean difference {100 * mean(gaps):.0f} points\n")

@@ -30,7 +30,7 @@ PENALTIES = [1.0 + 0.05 * i for i in range(15)]
 def events(path: Path) -> list[tuple[ComputeEvent, float]]:
     """Returns every row as an event with its measured microseconds."""
     found: list[tuple[ComputeEvent, float]] = []
-    for row in csv.DictReader(path.open()):
+    for row in csv.DictReader(path.read_text().splitlines()):
         columns = {"batch": "batch_size", "tables": "num_tables", "rows": "num_embeddings",
                    "dim": "embedding_dim", "pooling": "bag_size"}  # fmt: skip
         shape = tuple((name, float(row[column])) for name, column in columns.items())
@@ -43,7 +43,9 @@ def events(path: Path) -> list[tuple[ComputeEvent, float]]:
 
 def main(path: str) -> None:
     """Prints the constants and the errors with them."""
-    machine = Machine(device=find_device("v100-sxm-16gb"), stack=load_stack("pytorch-dlrm"), warm=False)
+    machine = Machine(
+        device=find_device("v100-sxm-16gb"), stack=load_stack("pytorch-dlrm"), warm=False
+    )
     rules = {k: v for k, v in load("embedding")["rules"].items() if isinstance(v, float)}
     rows = events(Path(path))
     forward = [row for row in rows if row[0].direction == "forward"]

@@ -1,6 +1,6 @@
-"""Host costs of DLRM's operators in PyTorch: `host_op_us_by` of catalog/stacks/pytorch-dlrm.toml.
+r"""Host costs of DLRM's operators in PyTorch: `host_op_us_by` of catalog/stacks/pytorch-dlrm.toml.
 
-    python studies/recsys/host_costs.py overheads_T1_by_workload.csv \\
+    python studies/recsys/host_costs.py overheads_T1_by_workload.csv \
         overheads_T2_by_op_workload.csv overheads_all_types_DLRM_default_V100_00e7118.csv
 
 An operator costs the host T1 (the gap before it) + T2 (until its first launch) + T3 (after its
@@ -25,20 +25,24 @@ from statistics import mean, median
 SMALL = 4096  # larger batches are of runs on several GPUs
 
 
+def _rows(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
+
+
 def main(t1_path: str, t2_path: str, trace_path: str) -> None:
     """Prints microseconds per operator of our graph."""
     t1 = mean(
         float(row["mean_us"])
-        for row in csv.DictReader(Path(t1_path).open())
+        for row in _rows(t1_path)
         if row["model"].startswith("DLRM") and int(row["batch_size"]) <= SMALL
     )
     samples: dict[str, list[float]] = defaultdict(list)
-    for row in csv.DictReader(Path(t2_path).open()):
+    for row in _rows(t2_path):
         if row["model"].startswith("DLRM") and int(row["batch_size"]) <= SMALL:
             samples[row["op"]].append(float(row["mean_us"]))
     t2 = {op: mean(values) for op, values in samples.items()}
     trace: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in csv.DictReader(Path(trace_path).open()):
+    for row in _rows(trace_path):
         if row["type"] != "launches" and row["op"]:
             trace[row["type"]][row["op"].removesuffix("0")] = float(row["mean_us_or_num_launches"])
     t2 = {op.removesuffix("0"): value for op, value in t2.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def _mixed(order: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
 
 
 def _mlp(sizes: list[int]) -> int:
-    return sum(a * b + b for a, b in zip(sizes, sizes[1:], strict=False))
+    return sum(a * b + b for a, b in pairwise(sizes))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,11 @@ def _mlp(sizes: list[int]) -> int:
         # 8 tables of 1M x 64; bottom 128-512-512-512-64, (9 features: 36 pairs) + 64 = 100
         ("dlrm-516m", 8 * 1_000_000 * 64,
          _mlp([128, 512, 512, 512, 64]) + _mlp([100, 1024, 1024, 1024, 1024, 1])),
-        ("dlrm-default", 8 * 1_000_000 * 64, _mlp([512, 512, 64]) + _mlp([100, 1024, 1024, 1024, 1])),
+        ("dlrm-default", 8 * 1_000_000 * 64,
+         _mlp([512, 512, 64]) + _mlp([100, 1024, 1024, 1024, 1])),
         # 8 tables of 80k x 128: 36 pairs + 128
-        ("dlrm-ddp", 8 * 80_000 * 128, _mlp([128, 128, 128, 128]) + _mlp([164, 512, 512, 512, 256, 1])),
+        ("dlrm-ddp", 8 * 80_000 * 128,
+         _mlp([128, 128, 128, 128]) + _mlp([164, 512, 512, 512, 256, 1])),
         # 26 tables: 27 features, 351 pairs + 128 = 479
         ("dlrm-mlperf", 187_767_399 * 128,
          _mlp([13, 512, 256, 128]) + _mlp([479, 1024, 1024, 512, 256, 1])),
@@ -93,10 +96,12 @@ def test_parameter_counts_are_exact(name: str, tables: int, dense: int):
 
 
 def test_published_sizes():
-    """516M (Proteus), 4.2B and 22.8B parameters (NVIDIA DLRM small, large), 214 lookups (MLPerf)."""
+    """516M (Proteus), 4.2B and 22.8B (NVIDIA DLRM small, large), 214 lookups (MLPerf)."""
     sizes = {"dlrm-516m": 516e6, "dlrm-criteo-small": 4.2e9, "dlrm-criteo-large": 22.8e9}
     for name, published in sizes.items():
-        assert build_graph(find_model(name), batch=1).num_parameters == pytest.approx(published, rel=0.01)
+        assert build_graph(find_model(name), batch=1).num_parameters == pytest.approx(
+            published, rel=0.01
+        )
     dcn = find_model("dlrm-dcnv2")
     assert isinstance(dcn, RecSpec)
     assert sum(table.pooling for table in dcn.tables) == 214
@@ -104,7 +109,7 @@ def test_published_sizes():
 
 def test_flops_are_those_of_the_matrix_products():
     bottom, top = [128, 512, 512, 512, 64], [100, 1024, 1024, 1024, 1024, 1]
-    macs = sum(a * b for s in (bottom, top) for a, b in zip(s, s[1:], strict=False)) + 9 * 9 * 64
+    macs = sum(a * b for s in (bottom, top) for a, b in pairwise(s)) + 9 * 9 * 64
     assert flops_per_sample(find_model("dlrm-516m")) == 6 * macs
 
 
@@ -121,7 +126,13 @@ def test_eight_tables_on_eight_ranks_exchange_twice():
 
 def test_two_tables_a_rank_double_the_exchange():
     tables = {"rows": 500_000, "dim": 64, "pooling": 100, "count": 16}
-    model = {"family": "dlrm", "dense": 128, "bottom": [512, 64], "top": [1024, 1], "tables": tables}
+    model = {
+        "family": "dlrm",
+        "dense": 128,
+        "bottom": [512, 64],
+        "top": [1024, 1],
+        "tables": tables,
+    }
     assert _exchanges(compile_run(_run(model)).program) == [("all_to_all", 2 * 2048 * 64 * 4)] * 2
 
 
@@ -154,7 +165,13 @@ def test_replicated_tables_reduce_dense_gradients():
 def test_a_sparse_exchange_sends_only_what_was_found():
     """One lookup per sample: a row is on one rank, so 1/n of the vectors of every table move."""
     tables = {"rows": 1_000_000, "dim": 64, "count": 8}
-    model = {"family": "dlrm", "dense": 128, "bottom": [512, 64], "top": [1024, 1], "tables": tables}
+    model = {
+        "family": "dlrm",
+        "dense": 128,
+        "bottom": [512, 64],
+        "top": [1024, 1],
+        "tables": tables,
+    }
     plan = {"preset": "dlrm", "tables": "row-wise"}
     program = compile_run(_run(model, plan=plan, stack="hugectr")).program
     assert _exchanges(program) == [("all_to_all", 2048 * 64 * 4)] * 2
@@ -174,7 +191,9 @@ def test_the_exchange_hides_behind_the_bottom_mlp():
 
 def _predict_mixed(order: tuple[int, ...] = (0, 1, 2, 3), *, flat: bool = False) -> Result:
     plan = {"preset": "dlrm", "tables": {"*": "table-wise", "small": "data-parallel"}}
-    run = _run(_mixed(order), plan=plan, cluster="1x4 a100-sxm-80gb", training={"global_batch": 16384})
+    run = _run(
+        _mixed(order), plan=plan, cluster="1x4 a100-sxm-80gb", training={"global_batch": 16384}
+    )
     return predict(run, flat=flat)
 
 
@@ -184,8 +203,11 @@ def test_ranks_with_unequal_tables_wait_for_the_slowest():
     busy = {c.ranks[0]: c.busy_s for c in result.classes}
     assert max(busy.values()) > 1.3 * min(busy.values())
     for one in result.classes:  # all leave the step together, whatever they did
-        assert one.busy_s + one.exposed_s + one.idle_s == pytest.approx(result.step_time_s.value, rel=0.35)
-    assert result.time_parts.bubble == 0.0  # waiting for other ranks' tables is no pipeline bubble
+        assert one.busy_s + one.exposed_s + one.idle_s == pytest.approx(
+            result.step_time_s.value, rel=0.35
+        )
+    assert all(one.bubble_s == 0.0 for one in result.classes)  # there is no pipeline
+    assert max(one.parts.wait for one in result.classes) > 1e-4  # they wait for the fullest rank
 
 
 def test_flat_agrees_with_folded_for_unequal_tables():
@@ -273,7 +295,8 @@ def test_named_ranks_are_kept_and_filled_first():
 
 def test_auto_spreads_what_one_rank_cannot_hold_alone():
     run = _run("dlrm-dcnv2", plan={"preset": "dlrm", "tables": "auto"}, cluster="1x8 h100-sxm")
-    ways = table_ways(run.plan, run.model.tables, 8)  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(run.model, RecSpec)
+    ways = table_ways(run.plan, run.model.tables, 8)
     assert ways["t20"] == "row-wise"  # 100 of 214 lookups
     assert ways["t12"] == "table-wise"
 
@@ -345,7 +368,32 @@ def test_columns_that_do_not_divide_are_refused():
              training={"global_batch": 2046})  # fmt: skip
 
 
-def test_tables_of_a_transformer_are_refused():
-    with pytest.raises(InputError, match="tables"):
-        load_run({"model": "gpt2-124m", "training": {"sequence": 128, "lookups": "zipf"},
-                  "cluster": "1x1 a100-sxm-80gb"})  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("training", {"lookups": "zipf"}),
+        ("training", {"table_optimizer": "sgd"}),
+        ("plan", {"tables": "row-wise"}),
+        ("plan", {"preset": "dlrm"}),
+    ],
+)
+def test_tables_of_a_transformer_are_refused(section: str, values: dict[str, Any]):
+    run: dict[str, Any] = {
+        "model": "gpt2-124m", "training": {"sequence": 128, "microbatch": 1}, "plan": {},
+        "cluster": "1x1 a100-sxm-80gb",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="embedding tables"):
+        load_run(run | {section: run[section] | values})
+
+
+def test_micro_steps_exchange_each_time():
+    """Tables are updated in every backward; the dense gradients are reduced once."""
+    program = compile_run(_run(training={"accumulation": 2})).program
+    assert _exchanges(program) == [("all_to_all", 1024 * 64 * 4)] * 4
+
+
+def test_the_catalog_lists_tables(capsys: pytest.CaptureFixture[str]):
+    from foretrain.cli.main import main
+
+    assert main(["catalog", "models", "dlrm-dcnv2"]) == 0
+    assert "40,000,000 x 128, 100 lookups per sample" in capsys.readouterr().out

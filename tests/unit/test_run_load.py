@@ -93,7 +93,10 @@ def test_overrides_reach_nested_fields() -> None:
         ({"recompute": False}, {"recompute": "none"}),
         ({"recompute": "SELECTIVE"}, {"recompute": {"mode": "selective"}}),
         ({"overlap_grad_reduce": "on"}, {"overlap": {"grad": True}}),
-        ({"overlap": False}, {"overlap": dict.fromkeys(("grad", "param", "tp", "p2p"), "no")}),
+        (
+            {"overlap": False},
+            {"overlap": dict.fromkeys(("grad", "param", "tp", "p2p", "tables"), "no")},
+        ),
         ({"sequence_parallel": "yes", "tp": 2}, {"sequence_parallel": True, "tp": 2}),
         ({"stages": "8,8,8,8", "pp": 4}, {"stages": [8, 8, 8, 8], "pp": 4}),
         ({"order": "pp,dp,tp"}, {"order": ["pp", "dp", "tp"]}),

@@ -133,12 +133,20 @@ def _data(kind: str, name: str) -> Mapping[str, Any]:
 
         from foretrain.frontends.catalog import find_model
 
-        return {k: v for k, v in asdict(find_model(name)).items() if v not in (None, ())}
+        values = {k: v for k, v in asdict(find_model(name)).items() if v not in (None, ())}
+        tables = values.pop("tables", ())
+        return values | {f"table {table['name']}": _table_words(table) for table in tables}
     if kind == "devices":
         from foretrain.hardware.names import find_device
 
         name = find_device(name).name
     return read_toml(kind, name.lower())
+
+
+def _table_words(table: Mapping[str, Any]) -> str:
+    """An embedding table in words."""
+    words = f"{table['rows']:,} x {table['dim']}, {table['pooling']:g} lookups per sample"
+    return words + (f", popularity zipf {table['zipf']:g}" if table["zipf"] else "")
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -66,6 +66,8 @@ def predict(
     accumulation: opt.Accumulation = None,
     precision: opt.Precision = None,
     optimizer: opt.Optimizer = None,
+    table_optimizer: opt.TableOptimizer = None,
+    lookups: opt.Lookups = None,
     plan: opt.PlanText = None,
     preset: opt.Preset = None,
     tp: opt.Tp = None,
@@ -88,6 +90,8 @@ def predict(
     prefetch: opt.Prefetch = None,
     overlap: opt.Overlap = None,
     order: opt.Order = None,
+    tables: opt.Tables = None,
+    assignment: opt.Assignment = None,
 ) -> None:
     """Predict a run: does it fit, how long is a step, where does the time go.
 

@@ -72,6 +72,13 @@ Precision = Annotated[str | None, _field("--precision", "DTYPE", "bf16, fp16, fp
 Optimizer = Annotated[
     str | None, _field("--optimizer", "NAME", "adamw, adam, sgd, sgd-momentum or none.")
 ]
+TableOptimizer = Annotated[
+    str | None,
+    _field("--table-optimizer", "NAME", "Of embedding tables: sgd, rowwise-adagrad, ..."),
+]
+Lookups = Annotated[
+    str | None, _field("--lookups", "HOW", "Rows of embedding tables: uniform, zipf, {file: F}.")
+]
 PlanText = Annotated[
     str | None, _field("--plan", "SHORT", "Short form: 2M4P1D is tp 2, pp 4, dp 1.")
 ]
@@ -109,6 +116,12 @@ Overlap = Annotated[
     str | None, _field("--overlap", "BOOL", "Hide communication: true, false or {grad: true}.")
 ]
 Order = Annotated[str | None, _field("--order", "AXES", "Mesh axes, outermost first: pp,dp,tp.")]
+Tables = Annotated[
+    str | None, _field("--tables", "WAY", "Embedding tables: table-wise, row-wise, auto, ...")
+]
+Assignment = Annotated[
+    str | None, _field("--assignment", "HOW", "Tables to ranks: greedy-size, greedy-lookups, ...")
+]
 
 #: Parameter of `predict` -> field of the run file.
 FIELD_OF_FLAG: Mapping[str, str] = {
@@ -126,6 +139,8 @@ FIELD_OF_FLAG: Mapping[str, str] = {
             "accumulation",
             "precision",
             "optimizer",
+            "table_optimizer",
+            "lookups",
         )
     },
     **{
@@ -152,6 +167,8 @@ FIELD_OF_FLAG: Mapping[str, str] = {
             "prefetch",
             "overlap",
             "order",
+            "tables",
+            "assignment",
         )
     },
 }

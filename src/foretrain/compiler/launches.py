@@ -113,7 +113,7 @@ class LaunchList:
         return self.context.table.intern(event)
 
     def joint_key(self, label: str) -> str | None:
-        """Returns what joins a collective of several rank classes: all have equally many of them."""
+        """Returns what joins a collective over rank classes: all have equally many of them."""
         if not self.context.joint:
             return None
         count = sum(isinstance(entry, Comm) for entry in self.entries)

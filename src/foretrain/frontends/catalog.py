@@ -74,8 +74,9 @@ def resolve_model(value: object, *, folder: Path | None = None) -> Model:
     """Returns the model that a run file's `model` means: a text, a Path or a mapping.
 
     A mapping is an inline model (with `model_type`: the content of a Hugging Face config); a file
-    that ends in .toml, .yaml or .yml holds the same fields; another Path, or a text that ends in .json or names an existing file, is a config.json, read relative to
-    `folder`; any other text is a catalog name. Raises InputError (CatalogError, FileFormatError).
+    that ends in .toml, .yaml or .yml holds the same fields; another Path, or a text that ends in
+    .json or names an existing file, is a config.json; files are read relative to `folder`. Any
+    other text is a catalog name. Raises InputError (CatalogError, FileFormatError).
     """
     if isinstance(value, Mapping):
         mapping = cast("Mapping[str, Any]", value)
@@ -88,7 +89,7 @@ def resolve_model(value: object, *, folder: Path | None = None) -> Model:
                 what="not a model",
                 where="model",
                 value=value,
-                allowed="a catalog name, a Hugging Face config.json, a TOML or YAML file, or a mapping",
+                allowed="a catalog name, a config.json, a TOML or YAML file, or a mapping",
             )
         )
     path = _path(value, folder)

@@ -1,4 +1,4 @@
-"""Reading the shape of a recommendation model: `{family: dlrm, tables: ..., bottom: ..., top: ...}`.
+"""Reading a recommendation model: `{family: dlrm, tables: ..., bottom: [...], top: [...]}`.
 
 Tables are a list of `{rows, dim, pooling, name, count}`, or a mapping of columns for tables of one
 kind: `{rows: [1000, 40_000_000], dim: 128, pooling: [1, 12]}`; `count` repeats a table. How its
@@ -33,13 +33,12 @@ def rec_spec_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -
 
     Raises InputError with every problem found.
     """
-    problems: list[Problem] = []
-    for key in mapping:
-        if key not in (*_KEYS, "family", "name", "layers"):
-            problems.append(
-                Problem(what="unknown key", where=f"{where}.{key}", allowed=", ".join(_KEYS),
-                        way_out=nearest(key, _KEYS))
-            )  # fmt: skip
+    problems = [
+        Problem(what="unknown key", where=f"{where}.{key}", allowed=", ".join(_KEYS),
+                way_out=nearest(key, _KEYS))
+        for key in mapping
+        if key not in (*_KEYS, "family", "name", "layers")
+    ]  # fmt: skip
     reader = _Reader(mapping, where, problems)
     values: dict[str, Any] = {
         "dense": reader.whole("dense"),
@@ -83,7 +82,7 @@ def _together(values: Mapping[str, Any], tables: Sequence[Table], where: str) ->
 def _tables(given: object, where: str, problems: list[Problem]) -> tuple[Table, ...]:
     allowed = "a list of {rows, dim, pooling}, or {rows: [...], dim: ..., pooling: ...}"
     if isinstance(given, Mapping):
-        rows = _columns(cast("Mapping[str, Any]", given), where, problems)
+        rows: list[object] = [*_columns(cast("Mapping[str, Any]", given), where, problems)]
     elif isinstance(given, list | tuple) and given:
         rows = list(cast("Sequence[Any]", given))
     else:
@@ -105,16 +104,20 @@ def _tables(given: object, where: str, problems: list[Problem]) -> tuple[Table, 
 
 def _columns(given: Mapping[str, Any], where: str, problems: list[Problem]) -> list[dict[str, Any]]:
     """Columns become rows: lists have one entry per table, single values hold for all."""
-    lists = {key: value for key, value in given.items() if isinstance(value, list | tuple)}
-    lengths = {len(cast("Sequence[Any]", value)) for value in lists.values()}
+    lists = {
+        key: list(cast("Sequence[Any]", value))
+        for key, value in given.items()
+        if isinstance(value, list | tuple)
+    }
+    lengths = {len(values) for values in lists.values()}
     if len(lengths) > 1:
         what = "the lists have different lengths"
-        value = ", ".join(f"{k} {len(cast('Sequence[Any]', v))}" for k, v in lists.items())
+        value = ", ".join(f"{key} {len(values)}" for key, values in lists.items())
         problems.append(Problem(what=what, where=where, value=value))
         return []
     single = {key: value for key, value in given.items() if key not in lists}
     return [
-        {**single, **{key: value[i] for key, value in lists.items()}}
+        {**single, **{key: values[i] for key, values in lists.items()}}
         for i in range(next(iter(lengths), 1))
     ]
 
@@ -176,9 +179,9 @@ class _Reader:
     def number(self, key: str, default: float, *, high: float = 1.0) -> float:
         """Returns a number above 0 (0 only where that is the default), up to `high`."""
         value = self.values.get(key, default)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if 0 < float(value) <= high or float(value) == default:
-                return float(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and (0 < float(value) <= high or float(value) == default):
+            return float(value)
         self._refuse(key, "must be a number", f"above 0, up to {high:g}")
         return default
 

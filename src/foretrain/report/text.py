@@ -218,8 +218,10 @@ def _stage_section(result: Result) -> list[str]:
         times = (format_seconds(value) for value in seconds)
         ranks, peak = rank_ranges(rank_class.ranks), gib(rank_class.peak_allocated_bytes)
         rows.append((rank_class.name, ranks, *times, peak))
+    several = len({rank_class.stage for rank_class in result.classes}) > 1
+    word = "Stages" if several else "Ranks by their tables"
     return [
-        "Stages (busy + exposed communication + bubble + other idle = step)",
+        f"{word} (busy + exposed communication + bubble + other idle = step)",
         *table([head, *rows], left=(0, 1)),
     ]
 

@@ -241,12 +241,12 @@ OPTIMIZERS = (
     "none",
     "sgd",
     "sgd-momentum",
-    "adagrad",
     "adam",
     "adamw",
     "lamb",
     "adafactor",
     "adam-8bit",
+    "adagrad",
 )
 
 OPTIMIZER_SYNONYMS: Mapping[str, str] = {

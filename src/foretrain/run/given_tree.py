@@ -14,7 +14,8 @@ from foretrain.strategy.tree import StrategyTree, resolve
 #: What ZeRO-1, 2 and 3 shard, in that order.
 ZERO_ROLES = ("master", "grad_accumulator", "weight")
 #: Knobs that a tree spells out in a form of its own.
-DECIDED = ("shard", "bucket_mib", "prefetch", "overlap", "order", "overrides", "reshard")
+DECIDED = ("shard", "bucket_mib", "prefetch", "overlap", "order", "overrides", "reshard",
+           "tables", "assignment")  # fmt: skip
 
 
 def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, StrategyTree | None]:

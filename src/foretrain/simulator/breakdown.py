@@ -30,7 +30,7 @@ def book_device(expanded: Expanded, played: Played, device: int, *, pipeline: bo
     clock = 0.0
     tasks = _stream_tasks(expanded, device, "compute")
     for task in tasks:
-        _book_gap(booked, expanded, played, task, clock)
+        _book_gap(booked, expanded, played, task, clock, pipeline=pipeline)
         _book_run(booked, expanded.info[task], played, task)
         clock = max(clock, played.finish_s[task])
     end = played.makespan_s
@@ -75,7 +75,9 @@ def _book_run(booked: Booked, info: TaskInfo, played: Played, task: int) -> None
         booked.book(cause, seconds * part / total if total > 0 else 0.0)
 
 
-def _book_gap(booked: Booked, expanded: Expanded, played: Played, task: int, clock: float) -> None:
+def _book_gap(
+    booked: Booked, expanded: Expanded, played: Played, task: int, clock: float, *, pipeline: bool
+) -> None:
     """Books [clock, start of task] by walking back along what let the task go."""
     end = played.start_s[task]
     graph = expanded.graph
@@ -95,7 +97,8 @@ def _book_gap(booked: Booked, expanded: Expanded, played: Played, task: int, clo
         elif graph.kind[blocker] == COMM:
             booked.book(info.category, end - begin)
             if info.category == "pp" or blocker in expanded.across:
-                booked.book("bubble", begin - clock)
+                late_stage = pipeline or info.category == "pp"
+                booked.book("bubble" if late_stage else "wait", begin - clock)
                 return
         else:
             booked.book("other", end - begin)

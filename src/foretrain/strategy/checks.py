@@ -13,7 +13,7 @@ from math import log
 from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec, num_layers
 from foretrain.strategy.plan import Plan
-from foretrain.strategy.tables import check_tables
+from foretrain.strategy.tables import check_no_tables, check_rec_plan
 
 #: More micro-batches than any real step has; a typing error would keep the simulator busy for long.
 MAX_MICROBATCHES = 100_000
@@ -53,7 +53,9 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += check_conv_plan(spec, plan)
     elif isinstance(spec, RecSpec):
         problems += check_rec_plan(spec, plan, numbers.num_devices)
-    else:
+    if not isinstance(spec, RecSpec):
+        problems += check_no_tables(spec, plan)
+    if isinstance(spec, ModelSpec):
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
             *check_stages(spec, plan),
@@ -105,21 +107,6 @@ def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:
         refuse("recompute", f"{spec.name} has no attention core and no equal layers",
                plan.recompute.mode, "none, full")  # fmt: skip
     return problems
-
-
-def check_rec_plan(spec: RecSpec, plan: Plan, num_devices: int) -> list[Problem]:
-    """Returns what a plan asks of a recommendation model that is not modelled."""
-    problems: list[Problem] = []
-    for key in ("tp", "pp", "cp"):
-        value = getattr(plan, key)
-        if value > 1:
-            what = f"{spec.name} is data parallel with tables spread over the same ranks"
-            problems.append(Problem(what=what, where=f"plan.{key}", value=value, allowed="1",
-                                    way_out="say where its tables lie with plan.tables"))  # fmt: skip
-    if plan.recompute.mode != "none":
-        problems.append(Problem(what=f"recompute of {spec.name} is not modelled",
-                                where="plan.recompute", value=plan.recompute.mode, allowed="none"))  # fmt: skip
-    return problems or check_tables(plan, spec, num_devices)
 
 
 def data_parallel(plan: Plan, num_devices: int) -> int | None:

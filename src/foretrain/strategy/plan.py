@@ -37,7 +37,8 @@ class Plan:
     """Degrees and choices. `dp` None is derived; `shard` None shards over all of dp.
 
     `tables` maps patterns of table names to a way of strategy/tables.py, or to the rank that holds
-    them; `assignment` says how the other table-wise ones get their ranks. `overrides` maps a path pattern ("layers.*.mlp.down") to node settings, see strategy/tree.py.
+    them; `assignment` says how the other table-wise ones get their ranks. `overrides` maps a path
+    pattern ("layers.*.mlp.down") to node settings, see strategy/tree.py.
     `tree` replaces the preset's expansion when given (the output of `explain plan`).
     """
 

@@ -233,7 +233,7 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
         offload=plan.offload,
         staged_buckets=_staged_buckets(plan),
-        overlap_tables=choose(plan.overlap.tables, True),
+        overlap_tables=choose(plan.overlap.tables, default=True),
     )
 
 

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 
 from foretrain.errors import Problem, nearest
 from foretrain.frontends.recsys import table_path
-from foretrain.frontends.spec import RecSpec, Table
+from foretrain.frontends.spec import Model, RecSpec, Table
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tree import Node
 
@@ -111,6 +111,35 @@ def _auto(table: Table, tables: Sequence[Table], ranks: int) -> str:
     if share * ranks <= 1.0 or ranks == 1:
         return "table-wise"
     return "row-wise" if table.rows >= ranks else "data-parallel"
+
+
+def check_no_tables(spec: Model, plan: Plan) -> list[Problem]:
+    """Returns what a plan says about embedding tables that the model has not."""
+    what = f"{spec.name} has no embedding tables to spread over ranks"
+    given = (("tables", dict(plan.tables)), ("preset", plan.preset == "dlrm" and plan.preset))
+    return [
+        Problem(what=what, where=f"plan.{key}", value=value, way_out=f"leave {key} out")
+        for key, value in given
+        if value
+    ]
+
+
+def check_rec_plan(spec: RecSpec, plan: Plan, num_devices: int) -> list[Problem]:
+    """Returns what a plan asks of a recommendation model that is not modelled."""
+    problems: list[Problem] = []
+    for key in ("tp", "pp", "cp"):
+        value = getattr(plan, key)
+        if value > 1:
+            what = f"{spec.name} is data parallel with tables spread over the same ranks"
+            way_out = "say where its tables lie with plan.tables"
+            problems.append(
+                Problem(what=what, where=f"plan.{key}", value=value, allowed="1", way_out=way_out)
+            )
+    mode = plan.recompute.mode
+    if mode != "none":
+        what = f"recompute of {spec.name} is not modelled"
+        problems.append(Problem(what=what, where="plan.recompute", value=mode, allowed="none"))
+    return problems or check_tables(plan, spec, num_devices)
 
 
 def check_tables(plan: Plan, spec: RecSpec, ranks: int) -> list[Problem]:

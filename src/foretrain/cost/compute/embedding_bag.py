@@ -4,7 +4,7 @@ Per sample and table, in sectors of 32 bytes, with L lookups of rows of r bytes 
 
     fixed  = offsets + c32(8 L) + c32(output)      weight = L r
     U      = distinct rows of N = B L lookups      X      = rows that L2 holds for this table
-    hit    = 1 - U/N if U <= X, else what the X hottest rows serve beyond their first read
+    hit    = 1 - U/N if U <= X, else the share of the lookups that the X hottest rows serve
     T      = sum over tables of phi max((fixed + weight (1 - hit)) / B_dram,
                                              (fixed + weight) / B_L2) B, at least t0
 
@@ -94,7 +94,9 @@ def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float])
         kernels=1.0,
         family="memory",
         provenance=found.provenance,
-        formula=f"embedding bags of {tables:g} tables: {moved / 1e6:.3g} MB from DRAM, hit rate {hits}",
+        formula=(
+            f"embedding bags of {tables:g} tables: {moved / 1e6:.3g} MB from DRAM, hit rate {hits}"
+        ),
     )
 
 
@@ -132,13 +134,14 @@ def _bag(shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str
 
 
 def _hit(reuse: Reuse, lookups: float, resident: float) -> float:
-    """Returns the share of lookups that L2 serves: all but the first of each row it holds."""
+    """Returns the share of lookups that L2 serves.
+
+    All but the first of each row where all rows fit, else those of the hottest rows.
+    """
     most = max(0.0, 1.0 - reuse.distinct / max(lookups, 1.0))
     if reuse.distinct <= resident:
         return most
-    if reuse.uniform:
-        return min(most, resident / max(reuse.rows, 1.0))
-    return min(most, max(0.0, reuse.served(resident) - resident / max(lookups, 1.0)))
+    return min(most, reuse.served(resident))
 
 
 def _divergence(row: float, rules: Mapping[str, float]) -> float:

@@ -29,11 +29,6 @@ class Reuse:
     exponent: float = 0.0
     bins: tuple[tuple[float, float], ...] = ()
 
-    @property
-    def uniform(self) -> bool:
-        """Returns whether every row is as likely as any other."""
-        return not self.exponent and not self.bins
-
     def served(self, hottest: float) -> float:
         """Returns the share of the lookups that go to the `hottest` rows, in [0, 1]."""
         if self.exponent:
@@ -41,6 +36,8 @@ class Reuse:
             if hottest < 1.0:
                 return hottest / harmonic(self.rows, self.exponent)
             return harmonic(hottest, self.exponent) / harmonic(self.rows, self.exponent)
+        if not self.bins:
+            return min(1.0, max(hottest, 0.0) / self.rows)
         share, left = 0.0, hottest
         for row_share, lookup_share in self.bins:
             here = row_share * self.distinct
