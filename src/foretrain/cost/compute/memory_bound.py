@@ -94,6 +94,9 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of memory-bound events."""
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
+    if not machine.warm and "l2_repeat" in constants:
+        ratio = load("memory")["rules"]["repeat_ratio"]
+        constants = {**constants, "l2_share": constants["l2_repeat"], "l2_ratio": ratio}
     kernels = np.array([max(1.0, stack_value(stack.kernels, e)) for e in events])
     moved = np.array([e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) for e in events])
     share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
