@@ -1,4 +1,4 @@
-"""The command line: `foretrain predict|explain|compare|fit|catalog`."""
+"""The command line: `foretrain predict|explain|compare|fit|calibrate|catalog`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretrain.cli import options as opt
+from foretrain.cli.calibrate_command import calibrate
 from foretrain.cli.fit_command import fit
 from foretrain.cli.output import Finished, complain
 from foretrain.cli.validate_command import validate
@@ -53,6 +54,7 @@ def predict(
     plain: opt.Plain = False,
     strict: opt.Strict = False,
     tokens: opt.Tokens = None,
+    calibration: opt.Calibration = None,
     model: opt.Model = None,
     cluster: opt.Cluster = None,
     stack: opt.Stack = None,
@@ -102,6 +104,7 @@ def predict(
         plain=plain,
         strict=strict,
         tokens=tokens,
+        calibration=calibration,
     )
 
 
@@ -115,19 +118,20 @@ def explain(
         str, typer.Option("--stage", help="graph, plan, program, cost or memory.")
     ] = "cost",
     set_: opt.Set = None,
+    calibration: opt.Calibration = None,
 ) -> None:
     """Print the object of one stage: why a number is what it is."""
     from foretrain.cli.commands import run_explain
 
-    run_explain(run, what, stage, set_ or ())
+    run_explain(run, what, stage, set_ or (), calibration)
 
 
 @app.command()
-def compare(runs: opt.Runs, set_: opt.Set = None) -> None:
+def compare(runs: opt.Runs, set_: opt.Set = None, calibration: opt.Calibration = None) -> None:
     """Predict several runs and print them side by side."""
     from foretrain.cli.commands import run_compare
 
-    run_compare(runs, set_ or ())
+    run_compare(runs, set_ or (), calibration)
 
 
 @app.command()
@@ -145,6 +149,7 @@ def catalog(
 
 app.command()(validate)
 app.command()(fit)
+app.command()(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

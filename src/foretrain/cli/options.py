@@ -38,6 +38,10 @@ Tokens = Annotated[
     str | None,
     typer.Option("--tokens", metavar="N", help="Add days, GPU-hours and money for N (1T) tokens."),
 ]
+Calibration = Annotated[
+    str | None,
+    typer.Option("--calibration", metavar="FILE", help="What `foretrain calibrate` measured."),
+]
 Flat = Annotated[bool, typer.Option("--flat", help="Play every rank and every operator.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Without overlap slowdown and link sharing.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what is not modelled.")]

@@ -18,7 +18,9 @@ PARTS = ("all", "fitted", "left-out")
 
 def validate(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="runs or ops.", show_default=False)],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured rows (.csv, .csv.gz; ops: .parquet).")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Measured rows (.csv, .csv.gz; ops: .parquet).")
+    ],
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
@@ -49,6 +51,10 @@ def validate(
         str,
         typer.Option("--part", metavar="PART", help="ops: all, fitted or left-out shapes."),
     ] = "all",
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", metavar="FILE", help="ops: constants of calibrate ops."),
+    ] = None,
 ) -> None:
     """Compare predictions with measured training runs or operators: errors by group."""
     if kind not in KINDS:
@@ -58,7 +64,7 @@ def validate(
     check_target(report, "--report")
     check_target(write_baseline, "--write-baseline")
     if kind == "ops":
-        _ops(Path(file), json, part, limit)
+        _ops(Path(file), json, part, limit, calibration)
         return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
@@ -88,17 +94,21 @@ def validate(
         emit(render(result) if before is None else describe_change(result, before))
 
 
-def _ops(file: Path, json: str | None, part: str, limit: int | None) -> None:
+def _ops(
+    file: Path, json: str | None, part: str, limit: int | None, calibration: str | None
+) -> None:
     """Operators: every row of a table against its price."""
     if part not in PARTS:
-        problem = Problem(
-            what="unknown part", where="--part", value=part, allowed=", ".join(PARTS)
-        )
+        problem = Problem(what="unknown part", where="--part", value=part, allowed=", ".join(PARTS))
         raise InputError(problem)
+    from foretrain.cost.calibration import Entries, constants_of_user
+    from foretrain.cost.operator_constants import read_operators
     from foretrain.validation.ops.report import render, to_json
     from foretrain.validation.ops.validate import validate_ops
 
-    results = validate_ops(file, part=cast("Any", part), limit=limit)
+    entries: Entries = {} if calibration is None else read_operators(Path(calibration))
+    with constants_of_user(entries):
+        results = validate_ops(file, part=cast("Any", part), limit=limit)
     if json == "-":
         emit(json_text(to_json(results)))
         return

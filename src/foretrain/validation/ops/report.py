@@ -125,7 +125,9 @@ def to_json(results: Sequence[OpResult]) -> dict[str, Any]:
         "schema": SCHEMA,
         "overall": asdict(statistics_of(results)),
         "groups": {
-            name: {key: asdict(statistics_of(rows)) for (key,), rows in grouped(results, name).items()}
+            name: {
+                key: asdict(statistics_of(rows)) for (key,), rows in grouped(results, name).items()
+            }
             for name in GROUPINGS
         },
         "rows": [_row_json(result) for result in results],
