@@ -42,8 +42,8 @@ KERNELS = (
     ("", "", "flash_attention_v4", "flash4-sglang"),
     ("", "trtllm_mha", "", "trtllm-sglang"),
     ("", "vllm_flashinfer_trtllmprefill", "", "trtllm-vllm"),
-    ("", "vllm_flashinfer", "", "flashinfer"),
-    ("", "flashinfer", "", "flashinfer-sglang"),
+    ("", "vllm_flashinfer", "", "flashinfer-vllm"),
+    ("", "flashinfer", "", "flashinfer"),
     ("", "triton", "triton", "triton"),
 )
 #: Head dims that a table lacks -> efficiency over that of 128: from the FlashAttention-2 paper

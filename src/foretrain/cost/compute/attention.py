@@ -193,7 +193,8 @@ def _price_case(events: Sequence[ComputeEvent], case: str, machine: Machine) -> 
 
 def _bands(found: Constants, constants: Mapping[str, Any], long: NDArray[np.bool_]) -> list[float]:
     """The interval factors: of rows left out of the fit where there were enough of them."""
-    own = constants if found.row in ("measured", "fitted") else {}
+    known = found.row in ("measured", "fitted")
+    own: Mapping[str, Any] = constants if known else {}
     wide = float(own.get("band", width(found.row, "attention")))
     narrow = float(own.get("band_long", width(found.row, "attention_long")))
     return [narrow if is_long else wide for is_long in long]

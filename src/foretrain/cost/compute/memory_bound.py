@@ -37,6 +37,8 @@ OPS = frozenset(
     }
 )  # fmt: skip
 
+#: Operators that reduce over rows, known less well than plain passes over memory.
+ROWS = frozenset({"softmax", "layernorm", "rmsnorm", "batchnorm", "cross_entropy"})
 #: Names that share the bandwidth of another operator.
 _LIKE = {
     "max": "cross_entropy",
@@ -109,12 +111,12 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         constants=constants,
     )
     t0 = float(constants["t0_us"]) * 1e-6
-    factor = width(found.row, "memory")
+    plain, rows = (width(found.row, family) for family in ("memory", "memory_rows"))
     return [
         Answer(
             value_s=float(seconds[i]),
             latency_s=float(kernels[i]) * t0,
-            factor=factor,
+            factor=rows if like(events[i].op) in ROWS else plain,
             kernels=float(kernels[i]),
             family="memory",
             provenance=found.provenance,
