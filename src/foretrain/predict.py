@@ -9,7 +9,7 @@ from foretrain.compiler.lower import Job, compile_program
 from foretrain.cost.adjust import Adjustments, adjust_prices
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
-from foretrain.cost.user_calibration import UserCalibration
+from foretrain.cost.user_calibration import UserCalibration, current_calibration
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
@@ -95,7 +95,7 @@ def predict(
     """
     started = perf_counter()
     compiled = compile_run(run)
-    calibration = calibration or UserCalibration()
+    calibration = calibration or current_calibration()
     model = build_cost_model(run.cluster, run.stack, curves=calibration.curves)
     adjust = adjust or Adjustments()
     prices = adjust_prices(model.price(compiled.program.events), adjust)
@@ -122,7 +122,7 @@ def _calibrated(
     calibration: UserCalibration, program: Program, model: CostModel
 ) -> tuple[str, ...]:
     """Says what a calibration file decided, and how far its curves were stretched."""
-    if not calibration.path:
+    if not calibration.curves:
         return ()
     lines = [f"calibration {calibration.path}: {line}" for line in model.calibrated(program.events)]
     return tuple(lines) or (f"calibration {calibration.path}: no group of this run was measured",)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 class Stack:
     """One file of catalog/stacks.
 
-    `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists the operator groups that run as one GEMM
-    (qkv, gate_up). `kernels` is the number of launches of an operator (forward), `eager_bytes`
-    multiplies the bytes of an ideally fused kernel; both by cost name, "*" for all others, absent =
-    1. An operator of 0 launches is part of a neighbour's kernel and costs nothing. `defaults` is
-    what runs of this software do unless they say otherwise (precision, zero, sequence_parallel,
-    recompute); `validate runs` reads it where a source states nothing.
+    `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists
+    the operator groups that run as one GEMM (qkv, gate_up). `kernels` is the number of launches of
+    an operator (forward), `eager_bytes` multiplies the bytes of an ideally fused kernel; both by
+    cost name, "*" for all others, absent = 1. An operator of 0 launches is part of a neighbour's
+    kernel and costs nothing. `defaults` is what runs of this software do unless they say otherwise
+    (precision, zero, sequence_parallel, recompute); `validate runs` reads it where a source states
+    nothing.
     """
 
     name: str

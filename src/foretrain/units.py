@@ -17,6 +17,7 @@ DTYPE_BYTES: dict[str, float] = {
     "fp16": 2.0,
     "bf16": 2.0,
     "fp8": 1.0,
+    "fp8_block": 1.0 + 4.0 / 128.0,  # one fp32 scale for 128 elements
     "mxfp8": 1.0 + 1.0 / 32.0,  # one scale byte for 32 elements
     "nvfp4": 0.5 + 1.0 / 16.0,  # one fp8 scale for 16 elements
     "int64": 8.0,

@@ -34,6 +34,11 @@ ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "relu", "gelu", "tanh")
 BIG = 16e6
 
 
+def say(text: str) -> None:
+    """Prints a line."""
+    sys.stdout.write(f"{text}\n")
+
+
 def vectors(data: Path) -> None:
     """Prints shares and errors of the fp32 vector operators of PyTorch."""
     rows = pd.read_parquet(data / "ops/neusight_vector_fp32.parquet")
@@ -50,7 +55,7 @@ def vectors(data: Path) -> None:
         ):
             part = here[here.op.isin(ops)]
             _vectors(name, group, ops, part, np.zeros(len(part), bool) if group == "elementwise"
-                     else (part.H > limit).to_numpy())  # fmt: skip
+                     else (limit < part.H).to_numpy())  # fmt: skip
 
 
 def _vectors(
@@ -79,9 +84,10 @@ def _vectors(
     )
     error = np.abs(seconds(found, out) / measured[out] - 1.0)
     big = moved[out] > BIG
-    print(
-        f"{name:16s} {group:12s} share {found[0]:.2f} (long rows {found[1]:.2f}), L2 x {found[2]:.2f}"
-        f" at {found[3]:.1f}, launch {np.median(found[4:]):.0f} us; left out: over 16 MB "
+    say(
+        f"{name:16s} {group:12s} share {found[0]:.2f} (long rows {found[1]:.2f}), "
+        f"L2 x {found[2]:.2f} at {found[3]:.1f}, "
+        f"launch {np.median(found[4:]):.0f} us; left out: over 16 MB "
         f"{100 * error[big].mean():.1f} %, all {100 * error.mean():.1f} %"
     )
 
@@ -100,8 +106,9 @@ def norms(data: Path) -> None:
             error = (moved / (device.memory_bandwidth * typical) + t0) / (
                 part[f"{way}_time_ms"] * 1e-3
             ) - 1
-            print(
-                f"gb200 {'/'.join(key):28s} {way} share {typical:.2f}, in-sample error {100 * error.abs().mean():.1f} %"
+            say(
+                f"gb200 {'/'.join(key):28s} {way} share {typical:.2f}, "
+                f"in-sample error {100 * error.abs().mean():.1f} %"
             )
 
 
@@ -113,7 +120,8 @@ def liger(data: Path) -> None:
     )  # fmt: skip
     rows = rows[rows.kernel_name.isin(("rms_norm", "layer_norm", "cross_entropy", "softmax"))]
     table = rows.pivot_table(
-        index=["gpu_name", "kernel_name", "kernel_provider", "extra_benchmark_config_str", "x_value"],
+        index=["gpu_name", "kernel_name", "kernel_provider", "extra_benchmark_config_str",
+               "x_value"],
         columns="kernel_operation_mode", values="latency_ms",
     ).reset_index()  # fmt: skip
     names = {"NVIDIA A100-SXM4-80GB": "a100-sxm-80gb", "NVIDIA GeForce RTX 3090": "rtx-3090"}
@@ -131,7 +139,7 @@ def liger(data: Path) -> None:
         for way, time, operands in (("fwd", part.forward, 1.0 if fused else 2.0),
                                     ("bwd", back, 2.0 if fused else 3.0)):  # fmt: skip
             share = operands * tensor[big] / (time.to_numpy()[big] * 1e-3) / device.memory_bandwidth
-            print(f"{device.name:14s} {key[1]:14s} {key[2]:12s} {way} share {np.median(share):.2f} "
+            say(f"{device.name:14s} {key[1]:14s} {key[2]:12s} {way} share {np.median(share):.2f} "
                   f"({share.min():.2f} to {share.max():.2f})")  # fmt: skip
 
 
@@ -139,7 +147,7 @@ def streams(data: Path) -> None:
     """Prints the best share of the bandwidth that large arrays reach."""
     rows = pd.read_parquet(data / "ops/gpu_benches_stream_bw_GBs.parquet").astype({"gpu": str})
     for gpu, part in rows.groupby("gpu"):
-        print(f"stream {gpu}: scale {part.scale.max():.0f}, triad {part.triad.max():.0f} GB/s")
+        say(f"stream {gpu}: scale {part.scale.max():.0f}, triad {part.triad.max():.0f} GB/s")
 
 
 if __name__ == "__main__":

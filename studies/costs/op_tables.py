@@ -52,7 +52,12 @@ SIGNATURES = {
     "f8e4m3fnxf8e4m3fn->bf16": "fp8",
     "f8e4m3fnuzxf8e4m3fnuz->bf16": "fp8",
 }
-SERVING = {"H100": "h100-sxm", "A6000": "rtx-a6000", "RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
+SERVING = {
+    "H100": "h100-sxm",
+    "A6000": "rtx-a6000",
+    "RTX4090": "rtx-4090",
+    "RTXPRO6000": "rtx-pro-6000",
+}
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
@@ -63,7 +68,9 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     return frame
 
 
-def finish(frame: pd.DataFrame, name: str, op: str, latency_us: pd.Series, **fixed: object) -> pd.DataFrame:
+def finish(
+    frame: pd.DataFrame, name: str, op: str, latency_us: pd.Series, **fixed: object
+) -> pd.DataFrame:
     """Returns the columns of the format; `fixed` values hold for every row."""
     frame = frame.assign(**fixed, op=op, latency_us=latency_us)
     frame["id"] = [f"{name}-{i}" for i in range(len(frame))]
@@ -119,6 +126,9 @@ def deepbench_gemm(folder: Path) -> pd.DataFrame:
     frame = frame.assign(
         device=frame.gpu.map(DEEPBENCH), dtype=np.where(mixed, "fp16", "fp32"), stack="deepbench"
     )
+    for size in "mnk":  # tensor units wanted multiples of 8: the benchmark pads for them
+        padded = np.ceil(frame[size] / 8).astype(int) * 8
+        frame[size] = np.where(mixed, padded, frame[size])
     latency = 1e3 * frame.latency_ms
     frame = finish(frame, "deepbench_gemm", "gemm", latency, launch_included=False, b=1)
     return frame[frame.latency_us > 0].assign(**{"pass": "forward"})

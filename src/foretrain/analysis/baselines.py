@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
+from foretrain.cost.user_calibration import current_calibration
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict import CATEGORIES, Compiled, compile_run, data_parallel
 from foretrain.program import Comm, CommEvent, ComputeEvent, Event, Program
@@ -46,7 +47,8 @@ class Baselines:
 def baselines(run: RunSpec) -> Baselines:
     """Returns the step times, in seconds, that three simpler models give for a run."""
     compiled = compile_run(run)
-    model = build_cost_model(run.cluster, run.stack)
+    curves = current_calibration().curves
+    model = build_cost_model(run.cluster, run.stack, curves=curves)
     prices = model.price(compiled.program.events)
     reason = task_graph_limit(run)
     return Baselines(

@@ -1,4 +1,4 @@
-"""`foretrain calibrate network LOG...`: measured curves from logs, as a calibration file."""
+"""`foretrain calibrate network|ops FILE...`: constants from measurements, as a calibration file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import typer
 from foretrain.cli.output import check_target, emit, write_atomically
 from foretrain.errors import InputError, Problem
 
-KINDS = ("network",)
+KINDS = ("network", "ops")
 
 
 def calibrate(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="network.", show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="network or ops.", show_default=False)
+    ],
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Logs of nccl-tests.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="network: logs of nccl-tests; ops: tables of measured operators.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         str | None,
@@ -34,6 +41,9 @@ def calibrate(
     collective: Annotated[
         str | None,
         typer.Option("--collective", metavar="NAME", help="Of logs that do not name it."),
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="ops: the device that was measured."),
     ] = None,
 ) -> None:
     """Fit constants to measurements, print the residuals, write a file for --calibration."""
@@ -41,7 +51,10 @@ def calibrate(
         problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
         raise InputError(problem)
     check_target(output, "--output")
-    _network(files, output, cluster, fabric, collective)
+    if kind == "ops":
+        _ops(files, output, device)
+    else:
+        _network(files, output, cluster, fabric, collective)
 
 
 def _network(
@@ -72,3 +85,22 @@ def _network(
     if output is not None:
         write_atomically(Path(output), calibration_text([item.curve for item in fitted]))
     emit(render_curves(fitted, output))
+
+
+def _ops(files: list[str], output: str | None, device: str | None) -> None:
+    if device is None:
+        way_out = "e.g. --device h100-sxm; `foretrain catalog devices` lists the names"
+        raise InputError(Problem(what="name the device", where="--device", way_out=way_out))
+    from foretrain.cost.operator_constants import operators_text
+    from foretrain.validation.ops.calibrate import calibrate_ops
+    from foretrain.validation.ops.calibrate_text import render_calibrated
+    from foretrain.validation.ops.table import read_ops
+
+    items = [item for name in files for item in read_ops(Path(name))]
+    source = ", ".join(Path(name).name for name in files)
+    result = calibrate_ops(items, device, source)
+    if output is not None:
+        kinds = dict.fromkeys(refit.kind for refit in result.refits)
+        entries = {k: [r.entry for r in result.refits if r.kind == k] for k in kinds}
+        write_atomically(Path(output), operators_text(entries))
+    emit(render_calibrated(result, output))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.cli.output import Finished, check_target, emit, json_text, write_atomically
+from foretrain.cli.output import Finished, check_target, complain, emit, json_text, write_atomically
 from foretrain.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -33,36 +34,31 @@ def run_predict(
     from foretrain.run.load import load_run
 
     run = load_run(run_file, overrides=overrides, flags=flags)
+    from foretrain.analysis.baselines import baselines
     from foretrain.analysis.cost_of_run import cost_of_run, token_budget
     from foretrain.analysis.levers import find_levers
-    from foretrain.cost.user_calibration import read_calibration
     from foretrain.predict import predict
+    from foretrain.report.baselines import baseline_json, baseline_lines
     from foretrain.report.json_form import to_json
     from foretrain.report.text import render
     from foretrain.report.tokens import token_json, token_lines
 
     budget = None if tokens is None else token_budget(tokens, run)
-    result = predict(
-        run,
-        flat=flat,
-        plain=plain,
-        strict=strict,
-        timeline=trace_file is not None,
-        calibration=None if calibration is None else read_calibration(Path(calibration)),
-    )
+    with _calibrated(calibration, [run]):
+        result = predict(
+            run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None
+        )
+        levers = () if json_file == "-" else find_levers(run, result)
+        simpler = baselines(run) if with_baselines else None
     cost = None if budget is None else cost_of_run(result, run, budget)
     lines = [] if cost is None else list(token_lines(cost, run))
     more = {} if cost is None else {"token_budget": token_json(cost)}
-    if with_baselines:
-        from foretrain.analysis.baselines import baselines
-        from foretrain.report.baselines import baseline_json, baseline_lines
-
-        simpler = baselines(run)
+    if simpler is not None:
         lines += (
             ["", *baseline_lines(simpler, result)] if lines else baseline_lines(simpler, result)
         )
         more["baselines"] = baseline_json(simpler)
-    text = "" if json_file == "-" else render(result, run, find_levers(run, result), lines)
+    text = "" if json_file == "-" else render(result, run, levers, lines)
     if json_file is not None:
         form = json_text({**to_json(result, run), **more})
         if json_file == "-":
@@ -79,7 +75,36 @@ def run_predict(
         raise Finished(2)
 
 
-def run_explain(run_file: str, what: str | None, stage: str, overrides: Sequence[str]) -> None:
+@contextmanager
+def _calibrated(calibration: str | None, runs: Sequence[RunSpec]) -> Generator[None]:
+    """Within the block, what a calibration file has measured goes before shipped constants."""
+    if calibration is None:
+        yield
+        return
+    from fnmatch import fnmatchcase
+
+    from foretrain.cost.calibration import constants_of_user
+    from foretrain.cost.operator_constants import read_operators
+    from foretrain.cost.user_calibration import measured_by_user, read_calibration
+
+    entries = read_operators(Path(calibration))
+    made_for = {name for items in entries.values() for item in items for name in item["devices"]}
+    used = sorted({run.cluster.device.name for run in runs})
+    for name in used:
+        if made_for and not any(fnmatchcase(name, pattern) for pattern in made_for):
+            devices = ", ".join(sorted(made_for))
+            complain(f"foretrain: {calibration} is for {devices}: it changes nothing on {name}")
+    with constants_of_user(entries), measured_by_user(read_calibration(Path(calibration))):
+        yield
+
+
+def run_explain(
+    run_file: str,
+    what: str | None,
+    stage: str,
+    overrides: Sequence[str],
+    calibration: str | None = None,
+) -> None:
     """Prints the object of one stage."""
     stages = ("graph", "plan", "program", "cost", "memory")
     if stage not in stages:
@@ -90,10 +115,14 @@ def run_explain(run_file: str, what: str | None, stage: str, overrides: Sequence
     from foretrain.report.explain import explain
     from foretrain.run.load import load_run
 
-    emit(explain(load_run(run_file, overrides=overrides), stage, what))
+    run = load_run(run_file, overrides=overrides)
+    with _calibrated(calibration, [run]):
+        emit(explain(run, stage, what))
 
 
-def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
+def run_compare(
+    run_files: Sequence[str], overrides: Sequence[str], calibration: str | None = None
+) -> None:
     """Prints several predictions side by side; exit code 2 when one does not fit."""
     if len(run_files) < 2:
         raise InputError(Problem(what="give two or more run files", where="compare"))
@@ -112,7 +141,8 @@ def run_compare(run_files: Sequence[str], overrides: Sequence[str]) -> None:
     from foretrain.report.compare import render_comparison
 
     names = short_names([name for name, _ in runs])
-    items = [(name, run, predict(run)) for name, (_, run) in zip(names, runs, strict=True)]
+    with _calibrated(calibration, [run for _, run in runs]):
+        items = [(name, run, predict(run)) for name, (_, run) in zip(names, runs, strict=True)]
     emit(render_comparison(items))
     if not all(result.fits for _, _, result in items):
         raise Finished(2)

@@ -1,4 +1,4 @@
-"""The command line: `foretrain predict|explain|compare|fit|catalog`."""
+"""The command line: `foretrain predict|explain|compare|fit|calibrate|catalog`."""
 
 from __future__ import annotations
 
@@ -124,19 +124,20 @@ def explain(
         str, typer.Option("--stage", help="graph, plan, program, cost or memory.")
     ] = "cost",
     set_: opt.Set = None,
+    calibration: opt.Calibration = None,
 ) -> None:
     """Print the object of one stage: why a number is what it is."""
     from foretrain.cli.commands import run_explain
 
-    run_explain(run, what, stage, set_ or ())
+    run_explain(run, what, stage, set_ or (), calibration)
 
 
 @app.command()
-def compare(runs: opt.Runs, set_: opt.Set = None) -> None:
+def compare(runs: opt.Runs, set_: opt.Set = None, calibration: opt.Calibration = None) -> None:
     """Predict several runs and print them side by side."""
     from foretrain.cli.commands import run_compare
 
-    run_compare(runs, set_ or ())
+    run_compare(runs, set_ or (), calibration)
 
 
 @app.command()

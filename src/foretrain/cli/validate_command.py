@@ -67,6 +67,10 @@ def validate(
         str,
         typer.Option("--part", metavar="PART", help="ops: all, fitted or left-out shapes."),
     ] = "all",
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", metavar="FILE", help="ops: constants of calibrate ops."),
+    ] = None,
 ) -> None:
     """Compare predictions with measured training runs or operators: errors by group."""
     if kind not in KINDS:
@@ -76,7 +80,7 @@ def validate(
     check_target(report, "--report")
     check_target(write_baseline, "--write-baseline")
     if kind == "ops":
-        _ops(Path(file), json, part, limit)
+        _ops(Path(file), json, part, limit, calibration)
         return
     if kind == "network":
         _network(Path(file), json, calibration)
@@ -120,15 +124,21 @@ def validate(
         emit("\n" + render_ablation(ablate(result.items, workers=workers)))
 
 
-def _ops(file: Path, json: str | None, part: str, limit: int | None) -> None:
+def _ops(
+    file: Path, json: str | None, part: str, limit: int | None, calibration: str | None
+) -> None:
     """Operators: every row of a table against its price."""
     if part not in PARTS:
         problem = Problem(what="unknown part", where="--part", value=part, allowed=", ".join(PARTS))
         raise InputError(problem)
+    from foretrain.cost.calibration import Entries, constants_of_user
+    from foretrain.cost.operator_constants import read_operators
     from foretrain.validation.ops.report import render, to_json
     from foretrain.validation.ops.validate import validate_ops
 
-    results = validate_ops(file, part=cast("Any", part), limit=limit)
+    entries: Entries = {} if calibration is None else read_operators(Path(calibration))
+    with constants_of_user(entries):
+        results = validate_ops(file, part=cast("Any", part), limit=limit)
     if json == "-":
         emit(json_text(to_json(results)))
         return

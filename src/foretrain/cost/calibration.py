@@ -3,12 +3,15 @@
 A constant belongs to a device, a generation, a dtype or a software kernel, never to a model. Every
 entry carries a `mark` (measured, fitted, spec, guess) and a `source`. `find` walks from the
 constants made for a device to those of its generation and form, its generation, and everything.
+Entries of a user's calibration file (operator_constants.py) stand before the shipped ones.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -59,9 +62,33 @@ class Constants:
         return float(value)
 
 
-@cache
+Entries = Mapping[str, Sequence[Mapping[str, Any]]]
+_user: ContextVar[Entries | None] = ContextVar("user_constants", default=None)
+
+
+@contextmanager
+def constants_of_user(entries: Entries) -> Generator[None]:
+    """Puts a user's entries, by name of the table, before the shipped ones within the block."""
+    token = _user.set(entries)
+    try:
+        yield
+    finally:
+        _user.reset(token)
+
+
 def load(name: str) -> Mapping[str, Any]:
-    """Returns the content of catalog/calibration/`name`.toml; FileFormatError if it is broken."""
+    """Returns the content of catalog/calibration/`name`.toml; FileFormatError if it is broken.
+
+    Its entries begin with those of the user, where there are any (`constants_of_user`).
+    """
+    shipped, user = _shipped(name), _user.get()
+    if user is None or name not in user:
+        return shipped
+    return {**shipped, "entry": [*user[name], *shipped["entry"]]}
+
+
+@cache
+def _shipped(name: str) -> Mapping[str, Any]:
     path = files("foretrain.catalog").joinpath("calibration", f"{name}.toml")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -47,12 +47,13 @@ def _derate(name: str) -> float:
     return 1.0
 
 
-_OWN = {"mxfp8": "fp8"}
+_OWN = {"mxfp8": "fp8", "fp8_block": "fp8"}
 _WIDER: dict[str, tuple[str, ...]] = {
     "bf16": ("bf16", "fp32"),
     "fp16": ("fp16", "bf16", "fp32"),
     "tf32": ("tf32", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8_block": ("fp8", "bf16", "fp16", "fp32"),
     "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
     "nvfp4": ("nvfp4", "fp8", "bf16", "fp16", "fp32"),
     "fp32": ("fp32", "tf32", "bf16"),

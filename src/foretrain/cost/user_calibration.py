@@ -7,7 +7,9 @@ curves of collectives; other tables belong to other providers and are left alone
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +26,24 @@ class UserCalibration:
 
     curves: tuple[MeasuredCurve, ...] = ()
     path: str = ""
+
+
+_current: ContextVar[UserCalibration] = ContextVar("measured_by_user", default=UserCalibration())  # noqa: B039
+
+
+@contextmanager
+def measured_by_user(calibration: UserCalibration) -> Generator[None]:
+    """Prices collectives with the user's curves within the block, where they fit a group."""
+    token = _current.set(calibration)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_calibration() -> UserCalibration:
+    """Returns what holds within `measured_by_user`, an empty calibration outside."""
+    return _current.get()
 
 
 def read_calibration(path: Path) -> UserCalibration:

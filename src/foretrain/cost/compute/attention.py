@@ -172,7 +172,7 @@ def _price_case(events: Sequence[ComputeEvent], case: str, machine: Machine) -> 
     odd = (shape["head_dim"] % 16 != 0) & ~np.isin(shape["head_dim"], measured)
     body *= np.where(odd, rules["odd_head_dim_penalty"], 1.0)
     long = np.minimum(shape["seq_q"], shape["seq_kv"]) >= LONG
-    factors = [width(found.row, "attention_long" if is_long else "attention") for is_long in long]
+    factors = _bands(found, constants, long)
     text = (
         f"attention {kernel} {case.replace('_', ' ')}: waves x tile (2d+2dv) span SM/(P e), e(128) "
         f"{float(head_efficiency(constants['e'], np.array([128.0]))[0]):.2f}"
@@ -189,6 +189,15 @@ def _price_case(events: Sequence[ComputeEvent], case: str, machine: Machine) -> 
         )
         for i in range(len(events))
     ]
+
+
+def _bands(found: Constants, constants: Mapping[str, Any], long: NDArray[np.bool_]) -> list[float]:
+    """The interval factors: of rows left out of the fit where there were enough of them."""
+    known = found.row in ("measured", "fitted")
+    own: Mapping[str, Any] = constants if known else {}
+    wide = float(own.get("band", width(found.row, "attention")))
+    narrow = float(own.get("band_long", width(found.row, "attention_long")))
+    return [narrow if is_long else wide for is_long in long]
 
 
 def _half(machine: Machine) -> str:

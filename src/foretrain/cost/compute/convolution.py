@@ -1,81 +1,89 @@
-"""Convolution as an implicit GEMM: the GEMM model on its three views, times what cuDNN adds.
+"""Convolution events, priced by the algorithms of convolution_kernels.py.
 
-    forward  b = groups, M = n oh ow, N = k / groups, K = (c / groups) r s
-    data     M = n h w, N = c / groups, K = (k / groups) r s / stride
-    weight   M = k / groups, N = (c / groups) r s, K = n oh ow
-    T = f T_gemm(b, M, N, K) / g + T_layout
+    T = t0 + min(direct, Winograd) + T_layout;   a weight gradient at most limit x forward
 
-f is the device's factor over a plain GEMM, times that of the direction; g the gain of Winograd
-(3x3, stride 1, fp32, enough channels). A strided data gradient computes zeros: half of them are
-left out. T_layout: tensor cores want channels last; with channels first the maps are transposed
-before and after. A depthwise convolution is memory-bound. Constants:
-catalog/calibration/convolution.toml. Explained in docs/explain/costs.md.
+T_layout: tensor cores want channels last; with channels first the maps are transposed before and
+after, where the measured time does not contain it. A depthwise convolution is memory-bound.
+Constants: catalog/calibration/convolution.toml and convolution_fitted.toml by device and dtype; a
+device without measured convolutions takes the constants of its GEMM, times the factors of the
+first file. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.compute import gemm
-from foretrain.cost.compute.memory_bound import constants_for
+from foretrain.cost.compute.convolution_kernels import Images, direct, filled, winograd
+from foretrain.cost.compute.gemm_tiles import Rates
+from foretrain.cost.compute.memory_bound import constants_for as memory_constants
 from foretrain.cost.machine import Machine
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
 
+Array = NDArray[np.float64]
 PARTS = ("backward_input", "backward_weight")  # of the direction "backward"
 #: Channels per group up to which no GEMM kernel is used.
 DEPTHWISE_CHANNELS = 2.0
-#: Groups that one product may join.
-PACKS = (1, 2, 4, 8, 16, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A convolution: channels c and k per group."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What the algorithms of a dtype need; `vector`: the same without tensor cores."""
 
-    n: float
-    c: float
-    h: float
-    w: float
-    k: float
-    r: float
-    s: float
-    stride: float
-    groups: float
-    out: float
+    rates: Rates
+    constants: Mapping[str, Any]
+    size: float
+    vector: Kernels | None = None
 
-    def views(self, direction: str) -> list[dict[str, float]]:
-        """Returns the GEMMs that a direction may run as.
 
-        Of groups with few channels, kernels compute several at once as one block-diagonal product:
-        more FLOP, but whole tiles.
-        """
-        packs = [p for p in PACKS if self.groups % p == 0]
-        return [self._view(direction, self.c * p, self.k * p, self.groups / p) for p in packs]
+def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, NDArray[np.str_]]:
+    """Returns the seconds beyond the kernel floor, and the names of the algorithms."""
+    best = direct(x, direction, kernels.rates, kernels.constants, kernels.size)
+    name = np.full(best.shape, "implicit GEMM", dtype="U24")
+    if kernels.vector is None:
+        other, word = winograd(x, direction, kernels.rates, kernels.constants), "Winograd"
+    else:
+        vector, word = kernels.vector, "without tensor cores"
+        whole = filled(x)
+        best = direct(whole, direction, kernels.rates, kernels.constants, kernels.size)
+        other = direct(x, direction, vector.rates, vector.constants, kernels.size)
+        odd = whole.flops > x.flops
+        other = np.where(odd, other, np.inf)
+        if kernels.constants.get("whole_units"):
+            best = np.where(odd, np.inf, best)
+    name[other < best] = word
+    best = np.minimum(best, other)
+    limit = float(kernels.constants.get("weight_limit", np.inf))
+    if direction == "backward_weight" and np.isfinite(limit):
+        best = np.minimum(best, limit * conv_seconds(x, "forward", kernels)[0])
+    return best, name
 
-    def _view(self, direction: str, c: float, k: float, groups: float) -> dict[str, float]:
-        taps = self.r * self.s
-        views = {
-            "forward": (self.n * self.out, k, c * taps),
-            "backward_input": (self.n * self.h * self.w, c, k * taps / self.stride),
-            "backward_weight": (k, c * taps, self.n * self.out),
-        }
-        m, n, depth = views[direction]
-        return {"b": groups, "m": m, "n": n, "k": max(1.0, depth)}
 
-    @property
-    def flops(self) -> float:
-        """Returns the FLOP of the direct method."""
-        return 2.0 * self.n * self.out * self.groups * self.k * self.c * self.r * self.s
-
-    @property
-    def maps(self) -> float:
-        """Returns the elements of input and output."""
-        return self.n * self.groups * (self.c * self.h * self.w + self.k * self.out)
+def kernels_for(machine: Machine, dtype: str) -> tuple[Kernels, Constants]:
+    """Returns the kernels of a dtype on a device, and where their constants come from."""
+    found, constants = _constants(machine, dtype)
+    vector = None if dtype == "fp32" else kernels_for(machine, "fp32")[0]
+    kernels = Kernels(
+        rates=Rates(
+            peak=machine.peak(dtype),
+            bandwidth=machine.device.memory_bandwidth,
+            sms=machine.device.sm_count,
+        ),
+        constants=constants,
+        size=dtype_bytes(dtype),
+        vector=vector,
+    )
+    return kernels, found
 
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
@@ -83,114 +91,132 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
 
     Shape: n c h w k r s stride padding groups, and oh ow where the paddings differ.
     """
+    parts = [
+        (i, part)
+        for i, event in enumerate(events)
+        for part in (PARTS if event.direction == "backward" else (event.direction,))
+    ]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, part in parts:
+        groups.setdefault((events[i].dtype, part), []).append(i)
+    answers: dict[int, list[Answer]] = {}
+    for (dtype, part), indices in groups.items():
+        priced = _price([events[i] for i in indices], dtype, part, machine)
+        for i, answer in zip(indices, priced, strict=True):
+            answers.setdefault(i, []).append(answer)
+    return [_sum(answers[i]) for i in range(len(events))]
+
+
+def _sum(parts: Sequence[Answer]) -> Answer:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return Answer(
+        value_s=sum(part.value_s for part in parts),
+        latency_s=sum(part.latency_s for part in parts),
+        kernels=sum(part.kernels for part in parts),
+        factor=first.factor,
+        family=first.family,
+        provenance=first.provenance,
+        formula="; ".join(part.formula for part in parts),
+    )
+
+
+def images(events: Sequence[ComputeEvent]) -> Images:
+    """Returns the arrays of convolution events."""
+    shapes = [dict(event.shape) for event in events]
+
+    def column(name: str, default: float = 1.0) -> Array:
+        return np.array([s.get(name, default) for s in shapes], dtype=np.float64)
+
+    n, c, h, w, k, r, s = (column(name) for name in "nchwkrs")
+    stride, padding = column("stride"), column("padding", 0.0)
+    groups = np.maximum(1.0, column("groups"))
+    oh, ow = (
+        np.where(given > 0, given, np.maximum(1.0, (size + 2 * padding - taps) // stride + 1))
+        for given, size, taps in ((column("oh", 0.0), h, r), (column("ow", 0.0), w, s))
+    )
+    return Images(
+        n=n, c=c / groups, h=h, w=w, k=k / groups, r=r, s=s, stride=stride, groups=groups,
+        oh=oh, ow=ow,
+    )  # fmt: skip
+
+
+def _price(
+    events: Sequence[ComputeEvent], dtype: str, direction: str, machine: Machine
+) -> list[Answer]:
+    x = images(events)
+    kernels, found = kernels_for(machine, dtype)
+    rules = load("convolution")["rules"]
+    body, names = conv_seconds(x, direction, kernels)
+    depthwise = (x.groups > 1.0) & (x.c <= DEPTHWISE_CHANNELS)
+    body = np.where(depthwise, _depthwise(x, direction, dtype, machine, rules), body)
+    names = np.where(depthwise, "depthwise", names)
+    transposes = 0.0 if kernels.constants.get("layout_included") else 1.0
+    layout = np.where(depthwise, 0.0, transposes * layout_seconds(x, dtype, machine))
+    floor = float(kernels.constants["t0_us"]) * 1e-6
+    share = x.flops / (body + layout) / kernels.rates.peak
+    factor = width(found.row, "conv")
+    if found.row in ("measured", "fitted"):  # of rows left out of the fit
+        factor = float(found.values.get("band", factor))
+    return [
+        Answer(
+            value_s=float(floor + body[i] + layout[i]),
+            latency_s=floor,
+            factor=factor,
+            kernels=3.0 if layout[i] > 0.0 else 1.0,
+            family="conv",
+            provenance=found.provenance,
+            formula=f"conv2d {names[i]}: {x.flops[i] / 1e9:.3g} GFLOP "
+            f"at {share[i]:.2f} of the peak",
+        )
+        for i in range(len(events))
+    ]
+
+
+def _constants(machine: Machine, dtype: str) -> tuple[Constants, Mapping[str, Any]]:
+    """Returns the fitted constants, or those of the GEMM times the factors of a generation."""
+    kind = "fp32" if dtype == "fp32" else "tensor"
+    kernel = machine.stack.gemm_kernel.lower()
+    fitted = [entry for entry in load("convolution_fitted")["entry"] if entry["kind"] == kind]
+    plain = [entry for entry in fitted if "kernels" not in entry]
+    named = [
+        entry
+        for entry in fitted
+        if any(fnmatchcase(kernel, pattern) for pattern in entry.get("kernels", ()))
+    ]
+    found = find((*named, *plain), machine.device)
+    if found is not None and found.row != "other":
+        return found, found.values
     table = load("convolution")
     found = find(table["entry"], machine.device)
     if found is None:
         raise InternalError("convolution.toml has no default entry")
-    answers: list[Answer] = []
-    for event in events:
-        parts = PARTS if event.direction == "backward" else (event.direction,)
-        single = [_price(replace(event, direction=part), machine, found, table["rules"])
-                  for part in parts]  # fmt: skip
-        answers.append(
-            replace(
-                single[0],
-                value_s=sum(answer.value_s for answer in single),
-                latency_s=sum(answer.latency_s for answer in single),
-                kernels=sum(answer.kernels for answer in single),
-            )
-        )
-    return answers
+    product = dict(gemm.constants_for(machine, dtype).values)
+    rules = table["rules"]
+    product["e_c"] = float(product["e_c"]) / found.number("implicit" if kind == "fp32" else kind)
+    product["non_fused"] = float(product["e_c"]) * rules["non_fused"]
+    same = ("fused", "transform", "stride_power", "weight_limit")
+    product |= {name: rules[name] for name in same}
+    product |= {name: rules[f"{name}_{kind}"] for name in ("input", "weight")}
+    return found, product
 
 
-def _shape(event: ComputeEvent) -> _Shape:
-    shape = dict(event.shape)
-    n, c, h, w, k, r, s = (float(shape.get(name, 1.0)) for name in "nchwkrs")
-    stride, padding = float(shape.get("stride", 1.0)), float(shape.get("padding", 0.0))
-    groups = max(1.0, float(shape.get("groups", 1.0)))
-    oh = float(shape.get("oh", max(1.0, (h + 2 * padding - r) // stride + 1)))
-    ow = float(shape.get("ow", max(1.0, (w + 2 * padding - s) // stride + 1)))
-    return _Shape(n, c / groups, h, w, k / groups, r, s, stride, groups, oh * ow)
-
-
-def _price(
-    event: ComputeEvent, machine: Machine, found: Constants, rules: Mapping[str, float]
-) -> Answer:
-    shape = _shape(event)
-    kernels = 1.0
-    if shape.groups > 1.0 and shape.c <= DEPTHWISE_CHANNELS:
-        kind, body = "depthwise", _depthwise(event, shape, machine, rules)
-        floor = found.number("t0_us") * 1e-6
-    else:
-        kind, body, floor = _product(event, shape, machine, found, rules)
-        if event.direction == "backward_weight":  # other kernels where a GEMM has too few tiles
-            forward = replace(event, direction="forward")
-            _, limit, _ = _product(forward, shape, machine, found, rules)
-            body = min(body, rules["weight_limit"] * limit)
-        layout = _layout(event, shape, machine)
-        kernels, body = (3.0, body + layout) if layout else (1.0, body)
-    return Answer(
-        value_s=floor + body,
-        latency_s=floor,
-        factor=width(found.row, "conv"),
-        kernels=kernels,
-        family="conv",
-        provenance=found.provenance,
-        formula=f"conv2d {kind}: {shape.flops / 1e9:.3g} GFLOP at "
-        f"{shape.flops / body / machine.peak(event.dtype):.2f} of the peak",
-    )
-
-
-def _product(
-    event: ComputeEvent,
-    shape: _Shape,
-    machine: Machine,
-    found: Constants,
-    rules: Mapping[str, float],
-) -> tuple[str, float, float]:
-    """Returns (algorithm, seconds beyond the floor, floor) of the GEMM of a direction."""
-    kind, factor = _factor(event, shape, found, rules)
-    products = gemm.price(
-        [
-            replace(event, op="gemm", shape=tuple(view.items()), flops=shape.flops)
-            for view in shape.views(event.direction)
-        ],
-        machine,
-    )
-    product = min(products, key=lambda answer: answer.value_s)
-    return kind, factor * (product.value_s - product.latency_s), product.latency_s
-
-
-def _factor(
-    event: ComputeEvent, shape: _Shape, found: Constants, rules: Mapping[str, float]
-) -> tuple[str, float]:
-    """Returns (algorithm, time over that of the GEMM)."""
-    direction = event.direction.removeprefix("backward_")
-    if event.dtype != "fp32":
-        return "tensor cores", found.number("tensor") * rules[f"{direction}_tensor"]
-    factor = found.number("implicit")
-    wide = min(shape.c, shape.k) >= rules["winograd_channels"]
-    if shape.r == shape.s == 3.0 and shape.stride == 1.0 and shape.groups == 1.0 and wide:
-        return "Winograd", factor / found.number("winograd")
-    return "implicit GEMM", factor * rules[direction]
-
-
-def _layout(event: ComputeEvent, shape: _Shape, machine: Machine) -> float:
-    """The time to transpose the maps around a tensor-core kernel with channels first."""
-    if event.dtype in ("fp32", "tf32") or machine.stack.channels_last:
-        return 0.0
-    share = constants_for(machine).number("e_d")
-    moved = 2.0 * dtype_bytes(event.dtype) * shape.maps
-    return moved / (machine.device.memory_bandwidth * share)
+def layout_seconds(x: Images, dtype: str, machine: Machine) -> Array:
+    """Returns the time to transpose the maps around a tensor-core kernel with channels first."""
+    if dtype in ("fp32", "tf32") or machine.stack.channels_last:
+        return np.zeros(x.n.shape)
+    share = memory_constants(machine).number("e_d")
+    return 2.0 * dtype_bytes(dtype) * x.maps / (machine.device.memory_bandwidth * share)
 
 
 def _depthwise(
-    event: ComputeEvent, shape: _Shape, machine: Machine, rules: Mapping[str, float]
-) -> float:
-    weight = event.direction == "backward_weight"
+    x: Images, direction: str, dtype: str, machine: Machine, rules: Mapping[str, float]
+) -> Array:
+    weight = direction == "backward_weight"
     share = rules["depthwise_weight" if weight else "depthwise_forward"]
-    moved = dtype_bytes(event.dtype) * shape.maps
-    return max(
+    moved = dtype_bytes(dtype) * x.maps
+    return np.maximum(
         moved / (machine.device.memory_bandwidth * share),
-        shape.flops / machine.peak("fp32") / rules["depthwise_compute"],
+        x.flops / machine.peak("fp32") / rules["depthwise_compute"],
     )

@@ -38,6 +38,8 @@ OPS = frozenset(
     }
 )  # fmt: skip
 
+#: Operators that reduce over rows, known less well than plain passes over memory.
+ROWS = frozenset({"softmax", "layernorm", "rmsnorm", "batchnorm", "cross_entropy"})
 #: Names that share the bandwidth of another operator.
 _LIKE = {
     "max": "cross_entropy",
@@ -95,6 +97,9 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of memory-bound events."""
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
+    if not machine.warm and "l2_repeat" in constants:
+        ratio = load("memory")["rules"]["repeat_ratio"]
+        constants = {**constants, "l2_share": constants["l2_repeat"], "l2_ratio": ratio}
     launches = [stack_value(stack.kernels, e) for e in events]
     kernels = np.array([max(1.0, n) if n > 0.0 else 0.0 for n in launches])
     moved = np.array(
@@ -113,12 +118,12 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         constants=constants,
     )
     t0 = float(constants["t0_us"]) * 1e-6
-    factor = width(found.row, "memory")
+    plain, rows = (width(found.row, family) for family in ("memory", "memory_rows"))
     return [
         Answer(
             value_s=float(seconds[i]),
             latency_s=float(kernels[i]) * t0,
-            factor=factor,
+            factor=rows if like(events[i].op) in ROWS else plain,
             kernels=float(kernels[i]),
             family="memory",
             provenance=found.provenance,

@@ -1,78 +1,172 @@
-"""Experts as one grouped GEMM: padding of every expert to its tile, weights read once.
+"""Experts as one grouped GEMM: the tile model over the local experts, weights read once.
 
-R tokens reach this rank (tokens topk / ep, times the load of the busiest rank), E experts live here
-(experts / ep), the width is I = ffn / tp:
+R rows reach the busiest rank for A of its experts (routing.py), the width is I = ffn / tp, g = 2
+gated, 1 plain:
 
-    active = min(E, R),  rows = active ceil(max(1, R/E) / tile) tile
-    t_c = (rows 2 g I (H + k0) + rows 2 H (I + k0)) / (P e)        g = 2 gated, 1 plain
-    t_m = (active (g + 1) H I w + R (2H + (g+1) I) 2 w) / (B e_b)
-    T   = t0 + max(t_c, t_m) + overlap loss min(t_c, t_m)
+    T = t0 + expert_us E/ep + GEMM(A, R/A, g I, H) + GEMM(A, R/A, H, I)             b, m, n, k
+        + [permute] (row_bytes R H + token_bytes tokens topk H) / (B e_b)
 
-Backward does the same twice. Constants: catalog/calibration/moe.toml. Explained in
-docs/explain/costs.md.
+GEMM is the tile model of gemm_tiles.py without its floor: short groups of rows fill tiles badly,
+and every expert's weights are read. The last line gathers rows and combines them; kernels of a
+rank of an expert-parallel group go over the choices of all tokens (token_bytes), not only over
+those of their own experts. `permute` 0: other operators do that.
+
+Backward does the same twice. Constants: catalog/calibration/moe_fitted.toml (written by
+studies/costs/moe.py) and moe.toml. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, log2
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
+from foretrain.cost.compute.gemm import dtype_of
+from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds
+from foretrain.cost.compute.routing import busiest_rank
 from foretrain.cost.machine import Machine
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
 
+Array = NDArray[np.float64]
+#: Shape values and what holds where a row leaves them out.
+SHAPE = {
+    "tokens": 1.0, "hidden": 1.0, "ffn": 1.0, "experts": 1.0, "topk": 1.0, "ep": 1.0, "tp": 1.0,
+    "gated": 1.0, "distribution": 0.0, "load": 1.0, "permute": 0.0,
+}  # fmt: skip
+#: What the tile model wants beside the constants of an entry: no split of K, a usual clock.
+_TILE = {
+    "form": "tile",
+    "tiles": "basic",
+    "t0_us": 0.0,
+    "sigma_us": 1e6,
+    "beta": 1.0,
+    "clock_ms": 1.0,
+}
+
+
+def constants_for(machine: Machine, dtype: str) -> Constants:
+    """Returns the constants of a device, dtype and kernel; a named kernel goes first."""
+    kernel = machine.stack.gemm_kernel.lower()
+    entries: list[Mapping[str, Any]] = [
+        entry
+        for table in ("moe_fitted", "moe")
+        for entry in load(table)["entry"]
+        if dtype in entry["dtypes"]
+        and (
+            "kernels" not in entry
+            or any(fnmatchcase(kernel, pattern.lower()) for pattern in entry["kernels"])
+        )
+    ]
+    entries.sort(key=lambda entry: ("calibrated" not in entry, "kernels" not in entry))
+    found = find(entries, machine.device)
+    if found is None:
+        raise InternalError(f"no constants of grouped GEMMs for dtype {dtype!r}")
+    return found
+
+
+def columns_of(shapes: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    """Returns shapes as columns, with `rows` and `active` of the busiest rank."""
+    columns = {
+        name: np.array([shape.get(name, usual) for shape in shapes], dtype=np.float64)
+        for name, usual in SHAPE.items()
+    }
+    for name in ("ep", "tp", "experts", "topk", "load"):
+        columns[name] = np.maximum(columns[name], 1.0)
+    ranks = [
+        busiest_rank(int(experts), int(ep), max(1, int(tokens)), float(topk), float(alpha))
+        for experts, ep, tokens, topk, alpha in zip(
+            *(columns[name] for name in ("experts", "ep", "tokens", "topk", "distribution")),
+            strict=True,
+        )
+    ]
+    columns["rows"] = np.array([rows for rows, _ in ranks]) * columns["load"]
+    columns["active"] = np.array([active for _, active in ranks])
+    return columns
+
+
+def column_seconds(
+    columns: Mapping[str, Array], dtype: str, machine: Machine, constants: Mapping[str, Any]
+) -> Array:
+    """Returns the forward seconds of grouped GEMMs given as columns (`columns_of`)."""
+    rows, active, hidden = columns["rows"], columns["active"], columns["hidden"]
+    width_local = columns["ffn"] / columns["tp"]
+    wide = np.where(columns["gated"] > 0, 2.0, 1.0) * width_local
+    bandwidth = machine.device.memory_bandwidth
+    rates = Rates(
+        peak=machine.peak(dtype_of(dtype, machine)),
+        bandwidth=bandwidth,
+        sms=machine.device.sm_count,
+    )
+    tile = {**constants, **_TILE}
+    size = min(dtype_bytes(dtype), 4.0)
+    total = np.zeros(rows.shape)
+    for n, k in ((wide, hidden), (hidden, width_local)):
+        moved = size * active * n * k + rows * (size * k + max(size, 2.0) * n)
+        shape = {"b": active, "m": np.maximum(1.0, rows / active), "n": n, "k": k}
+        total += gemm_seconds(shape, rates=rates, constants=tile, bytes_moved=moved).seconds
+    moved = float(constants["row_bytes"]) * rows
+    moved = moved + float(constants["token_bytes"]) * columns["tokens"] * columns["topk"]
+    gather = columns["permute"] * moved * hidden / (bandwidth * float(constants["e_b"]))
+    local = np.maximum(1.0, columns["experts"] / columns["ep"])
+    floor = float(constants["t0_us"]) + float(constants["expert_us"]) * local
+    return floor * 1e-6 + total + gather
+
+
+def band(found: Constants) -> float:
+    """Returns the interval factor: the entry's own on its own device, else by intervals.toml."""
+    if found.row in ("measured", "fitted") and "band" in found.values:
+        return float(found.values["band"])
+    return width(found.row, "moe")
+
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of `moe_gemm` events (shape tokens hidden ffn experts topk ep tp gated).
 
-    `load` is the busiest rank's share over the mean (1 when absent); `distribution` 1 means the
-    skewed token distribution of published tables.
+    `load` is the busiest rank's share over the mean (1 when absent); `distribution` the exponent of
+    a power law of expert loads, 0 balanced; `permute` 1 counts gather and combination of rows.
     """
-    table = load("moe")
-    found = find(table["entry"], machine.device)
-    if found is None:
-        raise InternalError("moe.toml has no default entry")
-    return [_price(event, machine, found, table["rules"]) for event in events]
+    answers: dict[int, Answer] = {}
+    by_dtype: dict[str, list[int]] = {}
+    for i, event in enumerate(events):
+        by_dtype.setdefault(event.dtype, []).append(i)
+    for dtype, indices in by_dtype.items():
+        group = [events[i] for i in indices]
+        answers.update(zip(indices, _price_dtype(group, dtype, machine), strict=True))
+    return [answers[i] for i in range(len(events))]
 
 
-def _price(
-    event: ComputeEvent, machine: Machine, found: Constants, rules: Mapping[str, float]
-) -> Answer:
-    shape = dict(event.shape)
-    ep, tp = max(1.0, shape.get("ep", 1.0)), max(1.0, shape.get("tp", 1.0))
-    load_factor = shape.get("load", _skew(ep, rules) if shape.get("distribution", 0.0) else 1.0)
-    tokens = shape["tokens"] * shape.get("topk", 1.0) / ep * load_factor
-    experts = max(1.0, shape.get("experts", 1.0) / ep)
-    hidden, ffn = shape["hidden"], shape["ffn"] / tp
-    gates = 2.0 if shape.get("gated", 1.0) else 1.0
-    tile, k0 = found.number("tile"), found.number("k0")
-    active = max(1.0, min(experts, tokens))
-    rows = active * ceil(max(1.0, tokens / active) / tile) * tile
-    work = rows * 2.0 * gates * ffn * (hidden + k0) + rows * 2.0 * hidden * (ffn + k0)
-    compute = work / (machine.peak(event.dtype) * found.number("e"))
-    size = max(dtype_bytes(event.dtype), 1.0)
-    moved = active * (gates + 1.0) * hidden * ffn * size
-    moved += tokens * (2.0 * hidden + (gates + 1.0) * ffn) * 2.0 * 2.0
-    memory = moved / (machine.device.memory_bandwidth * found.number("e_b"))
+def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -> list[Answer]:
+    kernel_dtype = dtype_of(dtype, machine)
+    found = constants_for(machine, kernel_dtype)
+    columns = columns_of([dict(event.shape) for event in events])
+    seconds = column_seconds(columns, dtype, machine, found.values)
     t0 = found.number("t0_us") * 1e-6
-    passes = 2.0 if event.direction == "backward" else 1.0
-    once = t0 + max(compute, memory) + found.number("g") * min(compute, memory)
-    return Answer(
-        value_s=passes * once,
-        latency_s=passes * t0,
-        factor=width(found.row, "moe"),
-        kernels=2.0 * passes,
-        family="moe",
-        provenance=found.provenance,
-        formula=(
-            f"grouped GEMM: {active:g} experts, {rows:g} rows padded to {tile:g}, "
-            f"e {found.number('e'):g} K/(K+{k0:g})"
-        ),
-    )
-
-
-def _skew(ep: float, rules: Mapping[str, float]) -> float:
-    return rules["power_law_small"] * rules["power_law_per_doubling"] ** max(0.0, log2(ep / 8.0))
+    factor = band(found)
+    provenance = found.provenance if kernel_dtype == dtype else "guess"
+    answers: list[Answer] = []
+    for i, event in enumerate(events):
+        passes = 2.0 if event.direction == "backward" else 1.0
+        rows, active = columns["rows"][i], columns["active"][i]
+        answers.append(
+            Answer(
+                value_s=passes * float(seconds[i]),
+                latency_s=passes * min(t0, float(seconds[i])),
+                factor=factor,
+                kernels=2.0 * passes,
+                family="moe",
+                provenance=provenance,
+                formula=(
+                    f"grouped GEMM: {rows:.0f} rows of {active:.0f} experts in tiles, "
+                    f"e_c {found.number('e_c'):g}, k0 {found.number('k0'):g}, "
+                    f"e_b {found.number('e_b'):g}, t0 {t0 * 1e6:g} us"
+                ),
+            )
+        )
+    return answers

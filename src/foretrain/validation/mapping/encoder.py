@@ -34,8 +34,8 @@ _STACKS: tuple[tuple[str, str, str, str], ...] = (
     ("oneflow_dlperf", r"pytorch", "", "pytorch-apex"),
     ("", r"pytorch|hf transformers|paddle", "", "pytorch-eager"),
 )
-#: NVIDIA's scripts of PyTorch and PaddlePaddle group samples of phase 2 in bins of 64 tokens and pad
-#: to the longest (LDDL). Half of 512 tokens are padding in Wikipedia (Krell et al. 2021, arXiv
+#: NVIDIA's scripts of PyTorch and PaddlePaddle group samples of phase 2 in bins of 64 tokens and
+#: pad to the longest (LDDL). Half of 512 tokens are padding in Wikipedia (Krell et al. 2021, arXiv
 #: 2107.02027): 256 tokens and half a bin; 15 % of them are predicted.
 BINNED = 288
 BINNED_PREDICTIONS = 43

@@ -15,7 +15,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("n", "k"),
     "attention": ("heads", "kv_heads", "head_dim"),
     "conv2d": ("c", "k", "h"),
-    "moe_gemm": ("hidden", "ffn", "experts", "topk"),
+    "moe_gemm": ("hidden", "ffn"),
     "embedding_bag": ("rows", "dim"),
 }
 Part = Literal["all", "fitted", "left-out"]

@@ -81,12 +81,16 @@ def events_of(row: OpRow) -> tuple[ComputeEvent, ...]:
 
 def _directions(part: str, *, two: bool) -> tuple[Direction, ...]:
     """Contractions have two backward kernels, one per operand."""
-    if part in ("backward_input", "backward_weight"):
-        return ("backward_input" if part == "backward_input" else "backward_weight",)
+    if part == "backward_input":
+        return ("backward_input",)
+    if part == "backward_weight":
+        return ("backward_weight",)
+    if part == "forward":
+        return ("forward",)
     backward: tuple[Direction, ...] = ("backward_input", "backward_weight")
     if not two:
         backward = ("backward",)
-    return {"forward": ("forward",), "backward": backward}.get(part, ("forward", *backward))
+    return backward if part == "backward" else ("forward", *backward)
 
 
 def _event(
@@ -154,7 +158,7 @@ def _conv2d(given: Mapping[str, float], dtype: str, direction: Direction) -> Com
 
 
 def _moe(given: Mapping[str, float], dtype: str, direction: Direction) -> ComputeEvent:
-    shape = {"ep": 1.0, "tp": 1.0, "gated": 1.0, "distribution": 0.0, **given}
+    shape = {"ep": 1.0, "tp": 1.0, "gated": 1.0, "distribution": 0.0, "permute": 1.0, **given}
     work = given["tokens"] * given["topk"] * given["hidden"] * given["ffn"]
     return _event("moe_gemm", dtype, direction, shape, 6.0 * work, dtype_bytes(dtype) * work)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
 import numpy as np
 
 from foretrain.catalog import names
-from foretrain.cost.model import CostModel, build_cost_model
+from foretrain.cost.model import build_cost_model
 from foretrain.errors import InputError
 from foretrain.hardware.grammar import parse_cluster
 from foretrain.hardware.names import find_devices
@@ -43,12 +42,12 @@ class OpOutcome:
 
 def predict_ops(rows: Sequence[OpRow]) -> list[OpOutcome]:
     """Returns one outcome per row, in order; nothing is dropped."""
-    outcomes = [_prepared(row) for row in rows]
-    groups: dict[tuple[str, str], list[int]] = {}
+    outcomes = [prepared(row) for row in rows]
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for i, outcome in enumerate(outcomes):
         if outcome.status == "ok":
-            groups.setdefault((outcome.device, outcome.row.stack), []).append(i)
-    for (device, stack), indices in groups.items():
+            groups.setdefault((outcome.device, outcome.row.stack, outcome.op), []).append(i)
+    for (device, stack, _), indices in groups.items():
         priced = _priced(device, stack, [outcomes[i] for i in indices])
         for i, outcome in zip(indices, priced, strict=True):
             outcomes[i] = outcome
@@ -69,13 +68,8 @@ def stack_of(name: str) -> tuple[Stack, tuple[str, ...]]:
     return replace(usual, gemm_kernel=name, attention_kernel=name), ()
 
 
-@cache
-def model_of(device: str, stack: str) -> CostModel:
-    """Returns the cost model of isolated kernels: cold caches, nothing around them."""
-    return build_cost_model(parse_cluster(f"1x1 {device}"), stack_of(stack)[0], warm=False)
-
-
-def _prepared(row: OpRow) -> OpOutcome:
+def prepared(row: OpRow) -> OpOutcome:
+    """Returns a row with its device and events, not yet priced, or why it cannot be."""
     devices = find_devices(row.device) if row.device else ()
     if not devices:
         return OpOutcome(row=row, status="unsupported", reason=f"unknown device {row.device!r}")
@@ -94,7 +88,8 @@ def _prepared(row: OpRow) -> OpOutcome:
 
 def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOutcome]:
     try:
-        model = model_of(device, stack)
+        cluster = parse_cluster(f"1x1 {device}")
+        model = build_cost_model(cluster, stack_of(stack)[0], warm=False)  # isolated kernels
         prices = model.price([event for outcome in outcomes for event in outcome.events])
     except InputError as error:
         reason = "; ".join(str(problem) for problem in error.problems)

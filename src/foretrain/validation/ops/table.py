@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +100,19 @@ def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     try:
-        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingTypeStubs]
+        parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         way_out = "pip install 'foretrain[data]', or save the table as CSV"
         problem = Problem(what="reading Parquet needs pyarrow", where=str(path), way_out=way_out)
         raise InputError(problem) from None
     try:
-        table: Any = parquet.read_table(path)  # pyright: ignore[reportUnknownMemberType]
+        table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise FileFormatError(Problem(what=f"cannot read: {error}", where=str(path))) from None
     names = [str(name) for name in table.column_names]
     _check_columns(names, path)
     kept = [name for name in names if name in FIXED or name in SHAPE]
-    columns = [table.column(name).to_pylist() for name in kept]
+    columns: list[list[object]] = [table.column(name).to_pylist() for name in kept]
     for number, values in enumerate(zip(*columns, strict=True), start=1):
         yield (
             f"row {number}",

@@ -1,0 +1,155 @@
+"""The time of a GEMM kernel: tiles over the SMs in waves, the best of several tiles and splits.
+
+A kernel computes b products of M x K by K x N in tiles of tm x tn on the SMs:
+
+    F   = 2 b M N K                     D = s_i b (M K + K N) + s_o b M N
+    x   = F / (P 1 ms)                  ideal duration
+    d   = 1 - clock x / (x + clock_ms)  long kernels run at a lower sustained clock
+    w   = b ceil(M/tm) ceil(N/tn) s / SM                    waves, s = split of K
+    W   = max(1, q ceil(w) + (1 - q) w)
+    e   = e_c d r / r(256 x 256),  r = tm tn / (tm tn + 4096 c)      small tiles reuse less
+    t_c = W 2 tm tn (K/s + k0) SM / (P e)
+    t_m = (D + [s>1] 8 s beta b M N) / (B e_b sqrt(min(1, 2 w)))
+    t_i = max(t_c, t_m) (1 + (min/max)**4 / 4) + [s>1] sigma
+    T   = t0 + D_q / (B e_b) + max(F / P, (sum over tiles and splits of t_i**-32 / 3)**(-1/32))
+
+The sum is a soft minimum: of many equally good candidates the library finds a better one than of
+one alone (three of equal time count as their time). D_q are the bytes of a cast of the
+activation to the kernel's dtype, where the kernel includes it. K is split only where tiles of
+128 x 128 fill less than two waves. A roofline entry keeps e_c, e_b and t0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Tile = tuple[int, int]
+
+_SMALL: tuple[Tile, ...] = ((64, 64), (32, 64), (16, 128))
+_BASIC: tuple[Tile, ...] = ((256, 256), (256, 128), (128, 256), (128, 128), (128, 64), (64, 128))
+_EXTRA: tuple[Tile, ...] = ((256, 192), (192, 192), (192, 128), (256, 96), (256, 64), (192, 64))
+#: Tiles by the name that a calibration entry gives. "fine": kernels of pairs of SMs (Blackwell).
+TILES: Mapping[str, tuple[Tile, ...]] = {
+    "basic": (*_BASIC, *_SMALL),
+    "fine": tuple(
+        dict.fromkeys((*_BASIC, *_EXTRA, *((n, m) for m, n in _EXTRA), *_SMALL)),
+    ),
+}
+SPLITS = (3, 8)
+_BLOCK = 256  # columns at a time: the working set stays in the cache of a core
+_SOFT = 5  # doublings: the exponent 32
+_REFERENCE = 256.0 * 256.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Peak FLOP/s, memory bandwidth B/s, SMs."""
+
+    peak: float
+    bandwidth: float
+    sms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTimes:
+    """Seconds, and what was chosen: tm, tn and split of each (0 for a roofline)."""
+
+    seconds: Array
+    tm: NDArray[np.int64]
+    tn: NDArray[np.int64]
+    split: NDArray[np.int64]
+
+
+def gemm_seconds(
+    shape: Mapping[str, Array],
+    *,
+    rates: Rates,
+    constants: Mapping[str, Any],
+    bytes_moved: Array,
+    penalty: Array | float = 1.0,
+) -> GemmTimes:
+    """Returns the times of GEMMs given as arrays b m n k.
+
+    Args:
+        shape: arrays b m n k of one length.
+        rates: of the device and dtype.
+        constants: an entry of gemm.toml.
+        bytes_moved: what operands and result move to and from device memory.
+        penalty: divides the compute efficiency (misaligned rows).
+    """
+    b, m, n, k = (shape[name] for name in "bmnk")
+    flops = 2.0 * b * m * n * k
+    loss = np.broadcast_to(np.asarray(penalty, dtype=np.float64), m.shape)
+    bandwidth = rates.bandwidth * float(constants["e_b"])
+    fixed = float(constants["t0_us"]) * 1e-6
+    cast = float(constants.get("cast_bytes", 0.0)) * b * m * k / bandwidth
+    if constants["form"] == "roofline":
+        compute = flops * loss / (rates.peak * float(constants["e_c"]))
+        none = np.zeros(m.shape, dtype=np.int64)
+        best = np.maximum(compute, bytes_moved / bandwidth)
+        return GemmTimes(seconds=fixed + cast + best, tm=none, tn=none, split=none)
+    ideal_ms = flops / (rates.peak * 1e-3)
+    clock = 1.0 - float(constants["clock"]) * ideal_ms / (ideal_ms + float(constants["clock_ms"]))
+    rate = rates.peak * float(constants["e_c"]) * clock / loss
+    times = np.empty(m.shape)
+    chosen = np.empty((3, *m.shape), dtype=np.int64)
+    unfilled = b * np.ceil(m / 128.0) * np.ceil(n / 128.0) < 2.0 * rates.sms
+    splittable = unfilled & (k >= 256.0 * SPLITS[0])
+    for splits, where in (((1,), ~splittable), ((1, *SPLITS), splittable)):
+        index = np.flatnonzero(where)
+        for start in range(0, len(index), _BLOCK):
+            part = index[start : start + _BLOCK]
+            columns = (b[part], m[part], n[part], k[part], bytes_moved[part], rate[part])
+            times[part], chosen[:, part] = _best(columns, splits, rates.sms, bandwidth, constants)
+    times = np.maximum(times, flops / rates.peak)
+    return GemmTimes(seconds=fixed + cast + times, tm=chosen[0], tn=chosen[1], split=chosen[2])
+
+
+def _best(
+    columns: tuple[Array, ...],
+    splits: tuple[int, ...],
+    sms: int,
+    bandwidth: float,
+    constants: Mapping[str, Any],
+) -> tuple[Array, NDArray[np.int64]]:
+    """Returns the soft minimum over tiles and splits, and the best (tm, tn, split)."""
+    b, m, n, k, moved, rate = columns
+    tiles = np.array(TILES[constants["tiles"]], dtype=np.float64)
+    tm, tn = tiles[:, :1], tiles[:, 1:]
+    grid = np.ceil(m / tm) * np.ceil(n / tn) * (b / sms)
+    reuse = 4096.0 * float(constants["c"])
+    area = tm * tn
+    # FLOP of a wave over the rate of its tile; the share of 256 x 256 tiles is one
+    per_k = 2.0 * (area + reuse) * sms * (_REFERENCE / (_REFERENCE + reuse)) / rate
+    q, k0 = float(constants["q"]), float(constants["k0"])
+    options: list[Array] = []
+    for split in splits:
+        waves = grid * split if split > 1 else grid
+        rounds = np.maximum(1.0, q * np.ceil(waves) + (1.0 - q) * waves)
+        compute = rounds * per_k * (k / split + k0)
+        extra = 8.0 * split * float(constants["beta"]) * b * m * n if split > 1 else 0.0
+        memory = (moved + extra) / (bandwidth * np.sqrt(np.minimum(1.0, 2.0 * waves)))
+        high = np.maximum(compute, memory)
+        ratio = np.minimum(compute, memory) / high
+        ratio *= ratio
+        time = high * (1.0 + 0.25 * ratio * ratio)
+        if split > 1:
+            time += float(constants["sigma_us"]) * 1e-6
+            time = np.where(k < 256.0 * split, np.inf, time)
+        options.append(time)
+    times = np.concatenate(options) if len(options) > 1 else options[0]
+    best = np.argmin(times, axis=0)
+    least = times[best, np.arange(times.shape[1])]
+    near = least / times
+    for _ in range(_SOFT):
+        near *= near
+    soft = least * (near.sum(axis=0) / 3.0) ** (-1.0 / 2**_SOFT)
+    which, tile = np.divmod(best, len(tiles))
+    split_of = np.array(splits, dtype=np.int64)[which]
+    return soft, np.stack([*tiles[tile].T.astype(np.int64), split_of])

@@ -1,0 +1,273 @@
+"""`calibrate ops`: a few constants of a device refitted to a table of measured operators.
+
+For every kind of operator, dtype and, where the table names several, kernel: the constants that are
+shipped for the device (or for its generation, or for any) are multiplied by factors. The factors
+are fitted with priors of width WIDTHS around 1, so that what the rows say nothing about stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.cost.answer import Answer
+from foretrain.cost.calibration import Constants, constants_of_user
+from foretrain.cost.compute import attention, gemm, memory_bound, moe
+from foretrain.cost.host import host_seconds
+from foretrain.cost.machine import Machine
+from foretrain.cost.model import provider
+from foretrain.cost.operator_constants import TABLES
+from foretrain.errors import InputError, Problem
+from foretrain.hardware.device import Device
+from foretrain.hardware.names import find_device
+from foretrain.program import ComputeEvent
+from foretrain.validation.ops.fitting import fit_constants
+from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of
+from foretrain.validation.ops.table import MeasuredOp
+
+Array = NDArray[np.float64]
+
+#: Constants that move, by kind of operator: the width of the prior of the logarithm of a factor.
+WIDTHS: Mapping[str, Mapping[str, float]] = {
+    "gemm": {"e_c": 0.3, "e_b": 0.2, "t0_us": 0.4, "k0": 0.4, "c": 0.4, "clock": 0.5},
+    "moe_gemm": {
+        "e_c": 0.4, "e_b": 0.2, "t0_us": 0.5, "k0": 0.5, "row_bytes": 0.5, "expert_us": 0.5,
+    },
+    "attention": {"e": 0.3, "e_b": 0.3, "t0_us": 0.4, "k0": 0.4, "g": 0.3},
+    "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "l2_share": 0.4, "l2_ratio": 0.3},
+}  # fmt: skip
+#: Shares of a peak: no factor takes them above this.
+_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6, "l2_share": 4.0}
+#: Fewer rows than this say too little.
+LEAST = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """One refitted entry: `before` and `after` are mean |predicted / measured - 1| of its rows."""
+
+    kind: str
+    dtype: str
+    kernel: str
+    rows: int
+    before: float
+    after: float
+    changes: Mapping[str, tuple[float, float]]  # constant -> (old, new)
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What a table gave, and what of it was not used: reason -> number of rows."""
+
+    device: Device
+    refits: tuple[Refit, ...]
+    unused: Mapping[str, int]
+
+
+def calibrate_ops(items: Sequence[MeasuredOp], device_name: str, source: str) -> Calibrated:
+    """Returns the refitted entries of one device.
+
+    Args:
+        items: the rows of a table; those of other devices are not used.
+        device_name: the device, as a person types it.
+        source: named in the entries, e.g. the file.
+
+    Raises:
+        CatalogError: the device is unknown.
+        InputError: no kind of operator has enough rows of this device.
+    """
+    device = find_device(device_name)
+    groups: dict[tuple[str, str, str], list[tuple[OpOutcome, float]]] = {}
+    unused: dict[str, int] = {}
+    for item in items:
+        outcome = prepared(item.row)
+        reason = _why_not(outcome, item.latency_us, device)
+        if reason:
+            unused[reason] = unused.get(reason, 0) + 1
+            continue
+        kind = kind_of(outcome.op)
+        dtype = "" if kind == "memory" else outcome.events[0].dtype
+        kernel = "" if kind == "memory" else item.row.stack
+        key = (kind, dtype, kernel)
+        groups.setdefault(key, []).append((outcome, (item.latency_us or 0.0) * 1e-6))
+    refits: list[Refit] = []
+    for key, rows in _with_joint(groups).items():
+        if len(rows) < LEAST:
+            reason = f"fewer than {LEAST} rows of {' '.join(word for word in key if word)}"
+            unused[reason] = unused.get(reason, 0) + len(rows)
+        else:
+            refits.append(_refit(key, rows, device, source))
+    if not refits:
+        reasons = "; ".join(f"{count} rows: {why}" for why, count in unused.items())
+        raise InputError(
+            Problem(
+                what=f"nothing to calibrate: no kind of operator has {LEAST} usable rows",
+                where=source,
+                value=reasons or "no rows",
+                way_out="give rows of this device, see docs/reference/operator-tables.md",
+            )
+        )
+    return Calibrated(device=device, refits=tuple(refits), unused=unused)
+
+
+def kind_of(op: str) -> str:
+    """Returns the kind of constants that decide the time of an operator, "" if not calibrated."""
+    if op in ("gemm", "moe_gemm", "attention"):
+        return op
+    return "memory" if provider(op) is memory_bound.price else ""
+
+
+def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> str:
+    if outcome.status != "ok":
+        return outcome.reason or "not priced"
+    if outcome.device != device.name:
+        return f"of another device ({outcome.device})"
+    if latency_us is None:
+        return "no latency above zero"
+    if not kind_of(outcome.op):
+        return f"{outcome.op} is not calibrated"
+    return ""
+
+
+def _with_joint(
+    groups: Mapping[tuple[str, str, str], list[tuple[OpOutcome, float]]],
+) -> dict[tuple[str, str, str], list[tuple[OpOutcome, float]]]:
+    """Adds, for GEMMs of several kernels, the rows of all: the entry of an unknown kernel.
+
+    Where a table names one kernel, or another kind of operator, it holds for any stack.
+    """
+    result: dict[tuple[str, str, str], list[tuple[OpOutcome, float]]] = {}
+    for kind, dtype in dict.fromkeys((kind, dtype) for kind, dtype, _ in groups):
+        own = {key: rows for key, rows in groups.items() if key[:2] == (kind, dtype)}
+        if kind == "attention":  # its kernels are families of their own
+            result |= own
+            continue
+        if len(own) > 1:
+            result |= own
+        result[kind, dtype, ""] = [row for rows in own.values() for row in rows]
+    return result
+
+
+def _refit(
+    key: tuple[str, str, str],
+    rows: Sequence[tuple[OpOutcome, float]],
+    device: Device,
+    source: str,
+) -> Refit:
+    kind, dtype, kernel = key
+    machine = Machine(device=device, stack=stack_of(kernel)[0], warm=False)
+    base = _entry_of(kind, dtype, machine)
+    widths = {name: w for name, w in WIDTHS[kind].items() if name in base.values}
+    entry = {name: value for name, value in base.values.items() if name not in _DROP}
+    entry |= {"devices": [device.name], "mark": "fitted", "calibrated": True}
+    if "dtypes" in entry:
+        entry["dtypes"] = [d for d in base.values["dtypes"] if _same_units(d, dtype)]
+    if kernel and kind in ("gemm", "moe_gemm"):
+        entry["kernels"] = [kernel.lower()]
+    measured = np.array([seconds for _, seconds in rows])
+    price = pricer([outcome for outcome, _ in rows], machine)
+
+    def model(factors: Array) -> Array:
+        scaled = _scaled(entry, dict(zip(widths, factors, strict=True)))
+        with constants_of_user({TABLES[kind]: [scaled]}):
+            return price()
+
+    start = np.ones(len(widths))
+    factors = fit_constants(model, measured, start, np.array(list(widths.values())))
+    before, after = (np.abs(model(x) / measured - 1.0) for x in (start, factors))
+    final = _scaled(entry, dict(zip(widths, factors, strict=True)))
+    band = float(np.exp(np.quantile(np.abs(np.log1p(after)), 0.9)))
+    if kind in ("gemm", "moe_gemm"):
+        # few rows have met the fit: the interval of unseen ones is wider
+        wide = round(max(1.03, 1.0 + (band - 1.0) * (1.0 + 2.0 / len(rows) ** 0.5)), 3)
+        final["band"] = [wide, wide, wide] if kind == "gemm" else wide
+    final["source"] = f"calibrate ops {source}: {len(rows)} rows, mean error {after.mean():.1%}"
+    return Refit(
+        kind=kind,
+        dtype=dtype,
+        kernel=kernel,
+        rows=len(rows),
+        before=float(before.mean()),
+        after=float(after.mean()),
+        changes={
+            name: (float(entry[name]), float(final[name]))
+            for name in widths
+            if isinstance(entry[name], int | float)
+        },
+        entry=final,
+    )
+
+
+_DROP = ("generations", "forms", "kernels", "band", "source", "names")
+
+
+def _entry_of(kind: str, dtype: str, machine: Machine) -> Constants:
+    """Returns the constants that the cost model uses before the calibration."""
+    if kind == "gemm":
+        return gemm.constants_for(machine, gemm.dtype_of(dtype, machine))
+    if kind == "moe_gemm":
+        return moe.constants_for(machine, gemm.dtype_of(dtype, machine))
+    if kind == "attention":
+        found, kernel = attention.constants_for(machine)
+        return replace(found, values={**found.values, "kernel": kernel})
+    return memory_bound.constants_for(machine)
+
+
+_UNITS = ({"bf16", "fp16"}, {"fp8", "mxfp8"}, {"fp8_block"}, {"nvfp4"}, {"fp32"}, {"tf32"})
+
+
+def _same_units(one: str, other: str) -> bool:
+    """Whether two dtypes run on the same units at the same rate: one stands for the other."""
+    return any(one in units and other in units for units in _UNITS)
+
+
+def _scaled(entry: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
+    """Returns an entry with constants multiplied, in its sub-tables (cases) too."""
+    result: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name in factors:
+            result[name] = _times(value, factors[name], _MOST.get(name, np.inf))
+        elif isinstance(value, Mapping) and name not in WIDTHS["memory"]:
+            result[name] = _scaled(cast("Mapping[str, Any]", value), factors)
+        else:
+            result[name] = value
+    return result
+
+
+def _times(value: Any, factor: float, most: float) -> Any:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, Any]", value).items()
+        return {key: _times(item, factor, most) for key, item in pairs}
+    return float(f"{min(float(value) * factor, max(most, float(value))):.5g}")
+
+
+def pricer(outcomes: Sequence[OpOutcome], machine: Machine) -> Callable[[], Array]:
+    """Returns a function that prices the rows with the constants of the moment, in seconds."""
+    events = [event for outcome in outcomes for event in outcome.events]
+    counts = [len(outcome.events) for outcome in outcomes]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
+    groups: dict[Callable[..., list[Answer]], list[int]] = {}
+    for i, event in enumerate(events):
+        groups.setdefault(provider(event.op), []).append(i)
+
+    alone = np.array([outcome.row.launch_included for outcome in outcomes])
+
+    def price() -> Array:
+        seconds, host = np.empty(len(events)), np.empty(len(events))
+        for function, indices in groups.items():
+            chosen: list[ComputeEvent] = [events[i] for i in indices]
+            answers = function(chosen, machine)
+            seconds[indices] = [answer.value_s for answer in answers]
+            host[indices] = [
+                host_seconds(event, answer.kernels, machine.stack)
+                for event, answer in zip(chosen, answers, strict=True)
+            ]
+        floor = np.where(alone, np.add.reduceat(host, starts), 0.0)
+        return np.maximum(np.add.reduceat(seconds, starts), floor)
+
+    return price

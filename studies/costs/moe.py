@@ -1,0 +1,126 @@
+"""Fits catalog/calibration/moe_fitted.toml from tables of fused experts, and says how well.
+
+    python studies/costs/moe.py TABLES [--write] [--only PATTERN]
+
+TABLES holds aic_moe.parquet as op_tables.py writes it. One entry per device, number format and
+kernel; the CUTLASS kernel (grouped GEMMs as training runs them) is also the entry of an unknown
+one. Shapes are left out whole, by hidden size and expert width; `band` is the 90th percentile of
+the errors of the rows that took part.
+"""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from gemm import HALF, OUT, TARGETS, Target
+
+from foretrain.cost.compute.moe import column_seconds, columns_of
+from foretrain.cost.machine import Machine
+from foretrain.hardware.names import find_device
+from foretrain.run.stacks import load_stack
+from foretrain.validation.ops.classes import is_left_out, shape_key
+from foretrain.validation.ops.fitting import fit_constants
+
+NAMES = (
+    "e_c", "e_b", "t0_us", "k0", "c", "q", "clock", "row_bytes", "token_bytes", "expert_us",
+)  # fmt: skip
+START = (0.7, 0.75, 12.0, 150.0, 0.5, 0.5, 0.12, 8.0, 4.0, 0.05)
+WIDTH = (0.4, 0.4, 0.7, 0.7, 1.0, 0.7, 0.7, 1.0, 1.0, 1.0)
+LOW = (0.02, 0.05, 0.5, 1.0, 0.01, 0.05, 0.001, 0.05, 0.01, 0.0001)
+HIGH = (1.1, 1.1, 1000.0, 4000.0, 10.0, 1.0, 0.6, 200.0, 200.0, 20.0)
+#: The kernel that stands for an unknown one, by what its name contains, first match.
+USUAL = ("moe_torch_flow_cutlass", "moe_torch_flow", "deepgemm", "sglang_fused_moe_triton")
+ROWS, LEAST, SEED = 900, 150, 20240601
+
+
+def main(tables: Path, *, write: bool, only: str) -> None:
+    """Fits every device, format and kernel with enough rows."""
+    frame = pd.read_parquet(tables / "aic_moe.parquet")
+    frame = frame[frame.device.isin(TARGETS)]
+    keys = frame[["hidden", "ffn"]].drop_duplicates()
+    keys["left_out"] = [
+        is_left_out(shape_key("moe_gemm", row._asdict())) for row in keys.itertuples(index=False)
+    ]
+    frame = frame.merge(keys, on=["hidden", "ffn"])
+    power = frame.distribution.str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
+    frame = frame.assign(distribution=power, permute=1.0)
+    rng = np.random.default_rng(SEED)
+    named: list[str] = []
+    usual: list[str] = []
+    for (device, dtype), group in frame.groupby(["device", "dtype"], sort=True):
+        if not fnmatchcase(f"{device}/{dtype}", only):
+            continue
+        counts = group["stack"].value_counts()
+        kernels = [name for name in sorted(counts.index) if counts[name] >= LEAST]
+        default = next(name for name in USUAL if name in kernels)
+        for kernel in kernels:
+            text = fit_kernel(group[group["stack"] == kernel], device, dtype, kernel, rng)
+            named.append(text.replace("\n", f'\nkernels = ["{kernel.lower()}"]\n', 1))
+            if kernel == default:
+                usual.append(text)
+    if write:
+        head = (
+            "# Constants of grouped GEMMs fitted to tables of fused experts. Written by\n"
+            "# studies/costs/moe.py: change that script, not this file. Keys: see moe.toml.\n\n"
+        )
+        (OUT / "moe_fitted.toml").write_text(head + "\n".join(named + usual), encoding="utf-8")
+
+
+def fit_kernel(
+    frame: pd.DataFrame, device: str, dtype: str, kernel: str, rng: np.random.Generator
+) -> str:
+    """Returns the entry of one kernel, and prints its errors."""
+    machine = Machine(device=find_device(device), stack=load_stack("pytorch-eager"), warm=False)
+    measured = frame.latency_us.to_numpy(float) * 1e-6
+    left_out = frame.left_out.to_numpy(bool)
+    columns = columns_of(frame.to_dict("records"))
+    index = np.flatnonzero(~left_out)
+    index = rng.choice(index, min(ROWS, len(index)), replace=False)
+    sample = {name: column[index] for name, column in columns.items()}
+
+    def model(values: np.ndarray, what: dict[str, np.ndarray]) -> np.ndarray:
+        return column_seconds(what, dtype, machine, dict(zip(NAMES, values, strict=True)))
+
+    values = fit_constants(
+        lambda x: model(x, sample),
+        measured[index],
+        np.array(START),
+        np.array(WIDTH),
+        low=np.array(LOW),
+        high=np.array(HIGH),
+    )
+    error = model(values, columns) / measured - 1.0
+    used = np.abs(np.log1p(error[~left_out]))
+    out = np.abs(error[left_out]) if left_out.sum() > 10 else np.abs(error)
+    big = np.abs(error[left_out & (columns["tokens"] >= 1024)])
+    text = f"all {100 * out.mean():.1f} %, median {100 * np.median(out):.1f} %"
+    text += f", tokens >= 1024 {100 * big.mean():.1f} %" if len(big) else ""
+    sys.stdout.write(f"{device} {dtype} {kernel}: {left_out.sum()} rows left out: {text}\n")
+    sys.stdout.flush()
+    return entry(TARGETS[device], dtype, values, float(np.exp(np.quantile(used, 0.9))), text)
+
+
+def entry(target: Target, dtype: str, values: np.ndarray, band: float, text: str) -> str:
+    """Returns the TOML text of an entry."""
+    dtypes = HALF if dtype == "bf16" else ("fp8", "mxfp8") if dtype == "fp8" else (dtype,)
+    lists = {"devices": target.devices, "generations": target.generations, "dtypes": dtypes}
+    if target.forms:
+        lists["forms"] = target.forms
+    lines = ["[[entry]]"]
+    lines += [f"{key} = {list(words)}".replace("'", '"') for key, words in lists.items() if words]
+    lines += [
+        f"{name} = {float(f'{value:.4g}')}" for name, value in zip(NAMES, values, strict=True)
+    ]
+    source = f"NVIDIA aiconfigurator 0.12.0; left out: {text}"
+    lines += [f"band = {band:.3f}", 'mark = "fitted"', f'source = "{source}"', ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    pattern = words[words.index("--only") + 1] if "--only" in words else "*"
+    main(Path(words[0]), write="--write" in words, only=pattern)

@@ -1,0 +1,185 @@
+"""`calibrate ops`: planted constants are found, nothing moves without need, files round-trip."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrain.cli.main import main
+from foretrain.cost.calibration import constants_of_user
+from foretrain.cost.operator_constants import operators_text, read_operators
+from foretrain.errors import FileFormatError
+from foretrain.validation.ops.calibrate import calibrate_ops
+from foretrain.validation.ops.predict import predict_ops
+from foretrain.validation.ops.table import MeasuredOp, OpRow
+
+SIZES = (512, 1024, 2048, 4096, 8192)
+
+
+def rows(count: int, op: str = "gemm", device: str = "h100-sxm", stack: str = "") -> list[OpRow]:
+    rng = np.random.default_rng(5)
+    made: list[OpRow] = []
+    for number in range(count):
+        a, b, c = (float(rng.choice(SIZES)) for _ in range(3))
+        shapes = {
+            "gemm": {"m": a, "n": b, "k": c},
+            "rmsnorm": {"rows": 8 * a, "cols": b},
+            "attention": {"batch": 1.0, "seq_q": a, "heads": 32.0, "head_dim": 128.0},
+            "moe_gemm": {
+                "tokens": a, "hidden": b, "ffn": c, "experts": 64.0, "topk": 6.0,
+            },
+        }  # fmt: skip
+        made.append(
+            OpRow(
+                id=f"{op}-{number}", device=device, op=op, part="forward", dtype="bf16",
+                stack=stack, launch_included=False, shape=shapes[op],
+            )
+        )  # fmt: skip
+    return made
+
+
+def measured(made: list[OpRow], factor: float = 1.0, noise: float = 0.0) -> list[MeasuredOp]:
+    """Times of the model with the rate of compute units and memory divided by `factor`."""
+    rng = np.random.default_rng(9)
+    return [
+        MeasuredOp(row=o.row, latency_us=o.value_s * 1e6 * factor * np.exp(rng.normal(0, noise)))
+        for o in predict_ops(made)
+    ]
+
+
+@pytest.mark.parametrize("op", ["gemm", "rmsnorm", "attention", "moe_gemm"])
+def test_a_slower_device_is_found_from_thirty_rows(op):
+    made = rows(30, op)
+    result = calibrate_ops(measured(made, factor=1.3, noise=0.02), "h100-sxm", "table.csv")
+    refit = result.refits[0]
+    assert refit.before > 0.15
+    assert refit.after < 0.05
+    assert refit.after < 0.4 * refit.before
+
+
+def test_a_calibration_on_its_own_output_changes_nothing():
+    result = calibrate_ops(measured(rows(30)), "h100-sxm", "table.csv")
+    for old, new in result.refits[0].changes.values():
+        assert new == pytest.approx(old, rel=0.01)
+
+
+def test_what_the_rows_say_nothing_about_stays_near_its_prior():
+    made = [row for row in rows(200) if min(row.shape.values()) >= 4096]
+    changes = calibrate_ops(measured(made, factor=1.2), "h100-sxm", "t").refits[0].changes
+    assert changes["e_c"][1] < 0.9 * changes["e_c"][0]
+    assert changes["t0_us"][1] == pytest.approx(changes["t0_us"][0], rel=0.15)
+
+
+def test_several_kernels_get_an_entry_each_and_one_for_all():
+    items = measured(rows(20, stack="fast")) + measured(rows(20, stack="slow"), factor=1.4)
+    result = calibrate_ops(items, "h100-sxm", "t")
+    assert {refit.kernel for refit in result.refits} == {"", "fast", "slow"}
+    entries = {"gemm_fitted": [refit.entry for refit in result.refits]}
+    with constants_of_user(entries):
+        fast, slow = (predict_ops(rows(20, stack=name)) for name in ("fast", "slow"))
+    ratio = [b.value_s / a.value_s for a, b in zip(fast, slow, strict=True)]
+    assert np.median(ratio) == pytest.approx(1.4, rel=0.05)
+
+
+def test_other_devices_and_bad_rows_are_counted_not_used():
+    items = measured(rows(10)) + measured(rows(4, device="a100-sxm-80gb"))
+    result = calibrate_ops(items, "h100-sxm", "t")
+    assert result.refits[0].rows == 10
+    assert list(result.unused.values()) == [4]
+
+
+def write(path: Path, items: list[MeasuredOp]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "device", "op", "dtype", "latency_us", "m", "n", "k"])
+        for item in items:
+            shape = [item.row.shape[name] for name in "mnk"]
+            writer.writerow([item.row.id, "h100-sxm", "gemm", "bf16", item.latency_us, *shape])
+    return path
+
+
+def test_the_file_moves_predictions_and_round_trips(tmp_path, capsys):
+    table = write(tmp_path / "table.csv", measured(rows(30), factor=1.5))
+    file = tmp_path / "mine.toml"
+    command = ["calibrate", "ops", str(table), "--device", "h100", "--output", str(file)]
+    assert main(command) == 0
+    assert "error before" in capsys.readouterr().out
+    entries = read_operators(file)
+    again = operators_text({"gemm": entries["gemm_fitted"]})
+    assert again == file.read_text()
+    assert main(["validate", "ops", str(table)]) == 0
+    before = capsys.readouterr().out
+    assert main(["validate", "ops", str(table), "--calibration", str(file)]) == 0
+    assert capsys.readouterr().out != before
+    run = [
+        "--model",
+        "llama-3-8b",
+        "--cluster",
+        "1x8 h100-sxm",
+        "--global-batch",
+        "64",
+        "--sequence",
+        "4096",
+    ]
+    speed = []
+    for more in ([], ["--calibration", str(file)]):
+        assert main(["predict", *run, "--microbatch", "1", "--tp", "4", "--json", "-", *more]) in (
+            0,
+            2,
+        )
+        speed.append(capsys.readouterr().out)
+    assert speed[0] != speed[1]
+    with constants_of_user(entries):
+        pass
+    assert predict_ops(rows(3))[0].value_s > 0  # the constants of the user ended with the block
+
+
+def test_a_file_for_another_device_says_that_it_changes_nothing(tmp_path, capsys):
+    table = write(tmp_path / "table.csv", measured(rows(30), factor=1.5))
+    file = tmp_path / "mine.toml"
+    assert main(["calibrate", "ops", str(table), "--device", "h100", "-o", str(file)]) == 0
+    run = [
+        "--model",
+        "llama-3-8b",
+        "--cluster",
+        "1x8 a100-sxm-80gb",
+        "--global-batch",
+        "64",
+        "--sequence",
+        "4096",
+    ]
+    capsys.readouterr()
+    main(["predict", *run, "--microbatch", "1", "--tp", "4", "--calibration", str(file)])
+    assert "h100-sxm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("schema = ", "not TOML"),
+        ("[[operators.sorting]]\na = 1\n", "unknown kind"),
+        ("[operators]\ngemm = 3\n", "no list"),
+        ("operators = 3\n", "no table"),
+        ('[[operators.gemm]]\nform = "tile"\n', "lists no device"),
+        ('[[operators.gemm]]\nform = "tile"\ndevices = ["x"]\n', "is missing"),
+        ('[[operators.gemm]]\nform = "tile"\ndevices = ["x"]\ne_c = nan\n', "not finite"),
+        ('[[operators.gemm]]\nform = "cube"\ndevices = ["x"]\n', "form"),
+    ],
+)
+def test_bad_files_are_refused_with_their_place(tmp_path, text, word):
+    file = tmp_path / "bad.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=word) as error:
+        read_operators(file)
+    assert "bad.toml" in str(error.value)
+
+
+def test_a_calibration_needs_a_device_and_rows(tmp_path, capsys):
+    table = write(tmp_path / "table.csv", measured(rows(3)))
+    assert main(["calibrate", "ops", str(table)]) == 1
+    assert "--device" in capsys.readouterr().err
+    assert main(["calibrate", "ops", str(table), "--device", "h100"]) == 1
+    assert "usable rows" in capsys.readouterr().err
