@@ -83,7 +83,7 @@ def left_out_table(
     """Returns constants that have not seen the system `own`.
 
     Its rows in [[node]] and its fabric are fitted on the other systems; rows and generations that
-    only it shows are dropped. A fabric of which nothing is left starts from those of its class.
+    only it shows are dropped. EFA, RoCE and TCPX start from the constants of one another.
     """
     table = deepcopy(dict(present))
     inside = [g for g in own if g.fabric in NODE_FABRICS]
@@ -101,10 +101,10 @@ def left_out_table(
         left = {g.cluster.device.generation for g in rest if g.fabric == name}
         apart = constants.get("generation", {})
         constants["generation"] = {k: v for k, v in apart.items() if k in left}
-        if not left:
-            others = [table["fabric"][f] for f in POOLED if f != name and name in POOLED]
-            for key in [k for k, v in constants.items() if isinstance(v, float) and others]:
-                constants[key] = float(np.exp(np.mean([np.log(o[key]) for o in others])))
+        # what the rest does not show must not come from constants that have seen `own`
+        others = [table["fabric"][f] for f in POOLED if f != name and name in POOLED]
+        for key in [k for k, v in constants.items() if isinstance(v, float) and others]:
+            constants[key] = float(np.exp(np.mean([np.log(o[key]) for o in others])))
         fit_fabric(name, rest, table)
     return table
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from foretrain.cost.network.collectives import collective_seconds, group_cost
+from foretrain.cost.straggler import slowest_of, straggler_factor
 from foretrain.hardware import parse_cluster
 from foretrain.simulator.fairness import fair_rates
 
@@ -81,3 +82,11 @@ def test_the_band_widens_with_the_nodes():
         for n in (2, 8, 64)
     ]
     assert spreads[0].spread < spreads[1].spread < spreads[2].spread
+
+
+def test_the_slowest_of_many_devices():
+    # expected maxima of standard normal samples: 1.42 of 8, 2.51 of 100 (tables of order statistics)
+    assert slowest_of(1) == 0.0
+    assert slowest_of(8) == pytest.approx(1.4236, rel=0.01)
+    assert slowest_of(100) == pytest.approx(2.5076, rel=0.01)
+    assert 1.0 < straggler_factor(8) < straggler_factor(64) < straggler_factor(1024) < 1.05
