@@ -85,7 +85,7 @@ def test_the_band_widens_with_the_nodes():
 
 
 def test_the_slowest_of_many_devices():
-    # expected maxima of standard normal samples: 1.42 of 8, 2.51 of 100 (tables of order statistics)
+    # expected maxima of normal samples, from tables of order statistics
     assert slowest_of(1) == 0.0
     assert slowest_of(8) == pytest.approx(1.4236, rel=0.01)
     assert slowest_of(100) == pytest.approx(2.5076, rel=0.01)
