@@ -41,6 +41,7 @@ def calibrate(
     collective: Annotated[
         str | None,
         typer.Option("--collective", metavar="NAME", help="Of logs that do not name it."),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", help="ops: the device that was measured."),

@@ -58,10 +58,6 @@ def validate(
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Simpler models on the same rows, as papers do.")
     ] = False,
-    calibration: Annotated[
-        str | None,
-        typer.Option("--calibration", metavar="FILE", help="Measured curves (network)."),
-    ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes.")] = 2,
     part: Annotated[
         str,
@@ -69,7 +65,7 @@ def validate(
     ] = "all",
     calibration: Annotated[
         str | None,
-        typer.Option("--calibration", metavar="FILE", help="ops: constants of calibrate ops."),
+        typer.Option("--calibration", metavar="FILE", help="ops, network: what calibrate wrote."),
     ] = None,
 ) -> None:
     """Compare predictions with measured training runs or operators: errors by group."""

@@ -27,6 +27,7 @@ from foretrain.cost.network import collectives
 from foretrain.cost.network.measured import MeasuredCurve
 from foretrain.cost.overlap import overlap
 from foretrain.cost.prices import Prices
+from foretrain.cost.straggler import straggler_factor
 from foretrain.hardware.cluster import Cluster
 from foretrain.program import CommEvent, ComputeEvent, Event
 from foretrain.stack import Stack
@@ -133,7 +134,8 @@ class CostModel:
         for provide, group in groups.items():
             answers = provide(group, self._machine)
             if self._machine.warm:
-                answers = [_in_step(answer) for answer in answers]
+                slowest = straggler_factor(self.cluster.world_size)
+                answers = [_in_step(answer, slowest) for answer in answers]
             self._known.update(zip(group, answers, strict=True))
 
 
@@ -157,14 +159,14 @@ def provider(op: str) -> Provider:
     return PROVIDERS.get(op, roofline.price)
 
 
-def _in_step(answer: Answer) -> Answer:
-    """Returns the time within a step of an operator that was priced alone."""
-    factor = float(load("step")["compute"])
+def _in_step(answer: Answer, slowest: float) -> Answer:
+    """Returns the time within a step, on the slowest device, of an operator priced alone."""
+    factor = float(load("step")["compute"]) * slowest
     body = answer.value_s - answer.latency_s
     return replace(
         answer,
         value_s=answer.latency_s + factor * body,
-        formula=f"{answer.formula}; x {factor:g} in a step",
+        formula=f"{answer.formula}; x {factor:.4g} in a step",
     )
 
 

@@ -222,7 +222,8 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         bucket = 5e8 * 2 / MIB
     elif bucket is None and plan.preset == "megatron":
         dp = mesh.size(DATA_AXES)
-        bucket = max(40e6, 1e6 * dp) * 4 / MIB
+        usual = max(40e6, 1e6 * dp) * 4 / MIB
+        bucket = float(stack.defaults.get("bucket_mib", usual))
     return Runtime(
         bucket_bytes=None if bucket is None else bucket * MIB,
         first_bucket_bytes=None if first is None else first * MIB,

@@ -133,8 +133,8 @@ def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
     outside = Curve(
         alpha_s=alpha + span.extra_latency_s,
         bandwidth=rate,
-        half_bytes=rate * fabric["tau_us"] * US * sqrt(span.ranks),
-        p=fabric["p"],
+        half_bytes=rate * fabric["tau_all_to_all_us"] * US * sqrt(span.ranks),
+        p=fabric["p_all_to_all"],
         r=1.0,
     )
     parts: list[Part] = [(outside, (span.ranks - span.per_node) / span.ranks)]
@@ -146,8 +146,12 @@ def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
 def _send(span: Span, fabric: Mapping[str, Any]) -> Curve:
     """One message between two nodes while `span.sharers` pairs do the same.
 
-    A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully.
+    A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully;
+    where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`.
     """
+    if span.per_node > 1:
+        share = min(fabric["e_send_ring"] * span.nic, span.slot)
+        return Curve(alpha_s=fabric["alpha_pair_us"] * US + span.extra_latency_s, bandwidth=share)
     pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, 0.9 * span.nic))
     share = 0.9 * span.nics * span.nic / span.sharers / span.oversubscription
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s

@@ -185,11 +185,13 @@ def _pairwise(line: Line, name: str) -> NetworkRow:
     per_node, room = int(line["devices_per_node"]), int(line["max_devices_per_node"])
     nodes = max(1, workers // max(per_node, 1))
     if sku == "a100_dgx":
-        text = f"{nodes}x{room} a100-sxm-80gb" + (", 1x100G roce" if nodes > 1 else "")
+        text = f"{nodes}x{room} a100-sxm-80gb" + (", 1x100G ethernet" if nodes > 1 else "")
     elif sku == "a100_pairwise_nvlink":
         text = f"{nodes}x{room} a100-pcie-80gb [nvlink pairs]"
     elif sku == "a40_pairwise_nvlink":  # its transfers inside a node went over PCIe: 4.8 GB/s
-        text = f"{nodes}x{room} a40" + (", 1x100G roce [no p2p]" if nodes > 1 else " [no p2p]")
+        if nodes > 1:
+            return replace(row, reason="the network between the nodes is not stated")
+        text = f"{nodes}x{room} a40 [no p2p]"
     else:
         return replace(row, reason=f"unknown machine {sku!r}")
     return replace(

@@ -1,0 +1,375 @@
+"""Fits the constants of the network model, and shows how they do on systems left out.
+
+Usage: python studies/costs/fit_network.py FOLDER [--leave-out | --write]
+
+FOLDER holds network/ and ops/ with the tables of measured collectives. Prints the constants of
+[fabric.*] and the rows of [[node]] of catalog/calibration/network.toml: every fabric is fitted on
+all its systems, every row on all systems of its devices. --write puts them into the file. With
+--leave-out every system is predicted by constants that were fitted on the others, and the errors
+are printed per system and fabric (as `foretrain validate network` does: the median over sizes of
+each size's error, then over systems).
+
+The loss is the mean of |log(predicted / measured)| over sizes, every band of sizes of every
+group (system, nodes, ranks, collective) with the same weight, plus a weak pull to the
+present constants, which decides where a constant has no data. Messages below 1 KB count as one of
+1 KB.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from network_data import Group, load_groups
+
+from foretrain.analysis.simplex import minimise
+from foretrain.cost import calibration
+from foretrain.cost.network import collectives, curve, fabric, node
+from foretrain.validation.network.compare import BANDS, CLASSES, band_of
+
+#: What is fitted per fabric; efficiencies stay below 1. Values that no system of a fabric shows
+#: (growth per doubling with two nodes only, ...) stay where the pull holds them.
+FITTED = {
+    "all_reduce": ("alpha_us", "alpha_doubling_us", "tau_us", "growth", "e_tree", "e_two", "p"),
+    "all_gather": ("tau_ring_us", "e_ring"),
+    "reduce_scatter": ("tau_ring_us", "e_ring"),
+    "all_to_all": ("e_all_to_all", "tau_all_to_all_us", "p_all_to_all", "alpha_peer_us"),
+    "send_recv": ("e_pair", "e_send_ring", "alpha_pair_us"),
+}
+#: Shown by groups over more than two nodes only.
+BEYOND_TWO = ("alpha_doubling_us", "growth", "e_tree")
+#: NCCL's own estimate of trees and rings over nodes is .85 to .95 of the wire.
+MOST = {"e_tree": 0.9, "e_ring": 0.95, "e_single": 0.98, "p_all_to_all": 1.0}
+PULL = 0.003
+
+
+NODE_FABRICS = ("nvlink", "xgmi", "pcie", "pairs")
+#: Fabrics that count as one class where one of them has no system left.
+POOLED = ("efa", "roce", "tcpx")
+#: Runs of two populations (with and without a network plugin) that no constant can meet: shown,
+#: not fitted.
+KEPT = {("slingshot", "ampere")}
+
+
+def main(folder: Path, *, leave_out: bool, write: bool) -> None:
+    """Prints fitted constants, or the errors on systems left out."""
+    groups = load_groups(folder)
+    present = deepcopy(dict(calibration.load("network")))
+    if not leave_out:
+        table = fitted_table(groups, present)
+        _print_constants(table, groups)
+        if write:
+            _write(table)
+        _report("in sample", [(g, _ratios(g, table)) for g in groups])
+        return
+    items: list[tuple[Group, np.ndarray]] = []
+    for system in sorted({g.system for g in groups}):
+        own = [g for g in groups if g.system == system]
+        table = left_out_table(own, [g for g in groups if g.system != system], present)
+        items += [(g, _ratios(g, table)) for g in own]
+        print(f"done: {system}", file=sys.stderr)
+    _report("left out", items)
+
+
+def left_out_table(
+    own: Sequence[Group], rest: Sequence[Group], present: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns constants that have not seen the system `own`.
+
+    Its rows in [[node]] and its fabric are fitted on the other systems; rows and generations that
+    only it shows are dropped. EFA, RoCE and TCPX start from the constants of one another.
+    """
+    table = deepcopy(dict(present))
+    inside = [g for g in own if g.fabric in NODE_FABRICS]
+    entries = [
+        entry for entry in table["node"] if any(_entry_of(g, table) is entry for g in inside)
+    ]
+    kept = [entry for entry in table["node"] if entry not in entries]
+    for entry in entries:
+        fit_nodes(rest, table, only=entry, drop=inside)
+        if all(entry["curves"].values()):
+            kept.append(entry)
+    table["node"] = [entry for entry in table["node"] if entry in kept]
+    for name in {g.fabric for g in own} & set(table["fabric"]):
+        constants = table["fabric"][name]
+        left = {g.cluster.device.generation for g in rest if g.fabric == name}
+        apart = constants.get("generation", {})
+        constants["generation"] = {k: v for k, v in apart.items() if k in left}
+        # what the rest does not show must not come from constants that have seen `own`
+        others = [table["fabric"][f] for f in POOLED if f != name and name in POOLED]
+        for key in [k for k, v in constants.items() if isinstance(v, float) and others]:
+            constants[key] = float(np.exp(np.mean([np.log(o[key]) for o in others])))
+        fit_fabric(name, rest, table)
+    return table
+
+
+def fitted_table(groups: Sequence[Group], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of network.toml with every constant fitted on `groups`."""
+    table = deepcopy(dict(present))
+    fit_nodes(groups, table)
+    for name in sorted(table["fabric"]):
+        fit_fabric(name, groups, table)
+    return table
+
+
+def fit_nodes(
+    groups: Sequence[Group],
+    table: dict[str, Any],
+    only: Any = None,
+    drop: Sequence[Group] = (),
+) -> None:
+    """Fits alpha, B, S0, p, r and the peak of every row of [[node]] that has samples.
+
+    `only` one entry; rows that `drop` shows and nobody else are removed.
+    """
+    for entry in table["node"]:
+        if only is not None and entry is not only:
+            continue
+        for name, rows in entry["curves"].items():
+            for size in list(rows):
+                seen = [g for g in drop if g.collective == name and len(g.ranks) == int(size)]
+                own = [
+                    g
+                    for g in groups
+                    if g.collective == name
+                    and len(g.ranks) == int(size)
+                    and g.fabric in NODE_FABRICS
+                    and _entry_of(g, table) is entry
+                    and g.cluster.p2p
+                    and (g.cluster.scaleup == "none" or g.fabric != "pcie")
+                ]
+                if own and sum(len(g.sizes) for g in own) >= 8:
+                    rows[size] = fit_row(own, rows[size], entry)
+                elif seen:
+                    del rows[size]
+
+
+def _entry_of(group: Group, table: Mapping[str, Any]) -> Any:
+    path = node._path(group.cluster, group.ranks, 1)
+    entries = [e for e in table["node"] if path.kind in e["scaleup"]]
+    found = calibration.find(entries, group.cluster.device)
+    return next((e for e in entries if found is not None and found.values is e), None)
+
+
+def fit_row(groups: Sequence[Group], row: Sequence[float], entry: Mapping[str, Any]) -> list[float]:
+    """Returns [alpha us, B GB/s, S0 MiB, p, r, peak GB/s] fitted on groups of one size."""
+    factor = curve.bus_factor(groups[0].collective, len(groups[0].ranks))
+    busbw = [float((g.sizes * factor / g.seconds).max()) / 1e9 for g in groups]
+    link = float(entry["link_gbs"]) * 1e9
+    scale = [
+        (g.cluster.scaleup_bandwidth or g.cluster.device.pcie_bandwidth) / link for g in groups
+    ]
+    peak = float(np.median([b / s for b, s in zip(busbw, scale, strict=True)]))
+    start = np.log(np.array([max(v, 1e-3) for v in row[:5]]))
+
+    def loss(x: np.ndarray) -> float:
+        alpha, bandwidth, half, p, r = np.exp(x)
+        if p > 0.85 or r > 12.0 or bandwidth > 2.0 * peak:
+            return 10.0 + float(np.sum((x - start) ** 2))
+        errors: list[float] = []
+        for g, s in zip(groups, scale, strict=True):
+            made = curve.curve_from_row([alpha, bandwidth, half, p, r, peak], scale=s, headroom=1.1)
+            errors += _cells(g, made.many(g.sizes, factor))
+        return float(np.mean(errors)) + PULL * 0.1 * float(np.sum((x - start) ** 2))
+
+    best, _ = minimise(loss, start, [0.2, 0.1, 0.3, 0.1, 0.2], iterations=500, tolerance=1e-6)
+    values = [round(float(v), 3) for v in np.exp(best)]
+    return [*values, round(peak, 1)]
+
+
+def fit_fabric(name: str, groups: Sequence[Group], table: dict[str, Any]) -> None:
+    """Fits the constants of one fabric, and of the generations that differ, in place.
+
+    A fabric without systems of its own takes those of its class (EFA, RoCE and TCPX are one).
+    """
+    constants = table["fabric"][name]
+    own = [g for g in groups if g.fabric == name]
+    apart = constants.get("generation", {})
+    plain = [g for g in own if g.cluster.device.generation not in apart]
+    if not plain:
+        plain = [
+            g for g in groups if CLASSES.get(g.fabric) == CLASSES.get(name, "-") and g not in own
+        ]
+        plain = [g for g in plain if g.fabric in POOLED]
+    _fit_constants(plain, constants, table)
+    for generation, values in apart.items():
+        if (name, generation) in KEPT:
+            continue
+        special = [g for g in own if g.cluster.device.generation == generation]
+        _fit_constants(special, values, table)
+
+
+def _fit_constants(
+    groups: Sequence[Group], constants: dict[str, Any], table: dict[str, Any]
+) -> None:
+    two_only = all(g.cluster.layout(g.ranks).num_nodes <= 2 for g in groups)
+    names = [
+        key
+        for key in dict.fromkeys(k for g in groups for k in FITTED.get(g.collective, ()))
+        if key in constants and not (two_only and key in BEYOND_TWO)
+    ]
+    if not names:
+        return
+    start = np.log(np.array([float(constants[key]) for key in names]))
+    costs = [(g, _Fast(g, table)) for g in groups]
+
+    def loss(x: np.ndarray) -> float:
+        for key, value in zip(names, np.exp(x), strict=True):
+            constants[key] = min(float(value), MOST.get(key, 1.0 if key[:2] == "e_" else np.inf))
+        if "p" in constants:
+            constants["p"] = min(max(constants["p"], 0.6), 0.85)
+        over = float(np.sum(np.maximum(x[[i for i, n in enumerate(names) if n[:2] == "e_"]], 0.0)))
+        errors = [e for g, fast in costs for e in _cells(g, fast(constants))]
+        return float(np.mean(errors)) + PULL * float(np.sum((x - start) ** 2)) + over
+
+    best, _ = minimise(loss, start, [0.15] * len(names), iterations=600, tolerance=1e-6)
+    loss(best)
+    for key in names:
+        constants[key] = round(float(constants[key]), 3)
+
+
+def _cells(group: Group, times: np.ndarray) -> list[float]:
+    """The mean |log error| of every band of sizes that the group has: bands count alike.
+
+    A large all-to-all follows a law without size effects: there the largest error counts, squared,
+    so that groups of different sizes share it.
+    """
+    errors = np.abs(np.log(times / group.seconds))
+    names = np.array([band_of(float(size)) for size in group.sizes])
+    law = (group.sizes >= 128e6) & (group.collective == "all_to_all")
+    cells = [float(errors[names == name].mean()) for name in dict.fromkeys(names.tolist())]
+    return [*cells, 30.0 * float(errors[law].max()) ** 2] if law.any() else cells
+
+
+class _Fast:
+    """The times of one group for changing fabric constants; what stays is computed once."""
+
+    def __init__(self, group: Group, table: dict[str, Any]) -> None:
+        self.group, self.table = group, table
+        with _Constants(table):
+            layout = group.cluster.layout(group.ranks)
+            self.span = collectives.span_of(group.collective, group.ranks, group.cluster, layout, 1)
+
+    def __call__(self, changed: Mapping[str, Any]) -> np.ndarray:
+        base = self.table["fabric"][
+            self.group.fabric if self.group.fabric in self.table["fabric"] else "ethernet"
+        ]
+        generation = base.get("generation", {}).get(self.group.cluster.device.generation, {})
+        constants = {
+            **base,
+            **generation,
+            **{k: v for k, v in changed.items() if k != "generation"},
+        }
+        with _Constants(self.table):
+            parts = fabric.fabric_parts(self.group.collective, self.span, constants)
+        times = np.zeros_like(self.group.sizes)
+        for made, factor in parts:
+            times = np.maximum(times, made.many(np.maximum(self.group.sizes, 1024.0), factor))
+        return times
+
+
+class _Constants:
+    """Lets the model read another table than the committed one."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = table
+
+    def __enter__(self) -> None:
+        self.kept = {module: module.load for module in (node, fabric, collectives)}
+
+        def load(name: str) -> Mapping[str, Any]:
+            return self.table if name == "network" else calibration.load(name)
+
+        for module in self.kept:
+            module.load = load
+
+    def __exit__(self, *_: object) -> None:
+        for module, load in self.kept.items():
+            module.load = load
+
+
+def _ratios(group: Group, table: Mapping[str, Any]) -> np.ndarray:
+    with _Constants(table):
+        cost = collectives.group_cost(group.collective, group.ranks, group.cluster)
+        return cost.many(group.sizes) / group.seconds - 1.0
+
+
+def _report(title: str, items: Sequence[tuple[Group, np.ndarray]]) -> None:
+    errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for group, ratio in items:
+        for size, error in zip(group.sizes, ratio, strict=True):
+            errors[group.fabric, group.system, band_of(float(size))].append(float(error))
+    bands = [name for _, _, name in BANDS]
+    per_fabric: dict[tuple[str, str], list[float]] = defaultdict(list)
+    print(f"\n{title}: median |error| (bias), % by band: {', '.join(bands)}")
+    for fabric_name, system in sorted({key[:2] for key in errors}):
+        cells = []
+        for band in bands:
+            values = errors.get((fabric_name, system, band))
+            if not values:
+                cells.append("      -     ")
+                continue
+            error = median(abs(v) for v in values)
+            cells.append(f"{error:6.1%} ({median(values):+.0%})")
+            per_fabric[fabric_name, band].append(error)
+            if fabric_name in CLASSES:
+                per_fabric[CLASSES[fabric_name], band].append(error)
+        print(f"  {fabric_name:10s} {' '.join(f'{c:16s}' for c in cells)} {system[:90]}")
+    print("  medians over systems:")
+    for name in dict.fromkeys(key[0] for key in per_fabric):
+        cells = [
+            f"{median(v):6.1%} of {len(v)}" if (v := per_fabric.get((name, band))) else "-"
+            for band in bands
+        ]
+        print(f"  {name:20s} {' '.join(f'{c:16s}' for c in cells)}")
+
+
+def _write(table: Mapping[str, Any]) -> None:
+    """Puts the numbers of `table` into network.toml; comments and order stay."""
+    path = Path(calibration.__file__).parents[1] / "catalog" / "calibration" / "network.toml"
+    lines, entry, where = path.read_text().splitlines(), -1, ()
+    for i, line in enumerate(lines):
+        if line.startswith("["):
+            entry += line == "[[node]]"
+            where = tuple(line.strip("[]").split("."))
+            continue
+        key, equals, old = line.partition(" = ")
+        values: Any = table
+        if where[:2] == ("node", "curves"):
+            values = table["node"][entry]["curves"][where[2]]
+        elif where[:1] == ("fabric",):
+            for part in where:
+                values = values[part]
+        else:
+            continue
+        if equals and isinstance(values.get(key), int | float | list):
+            new = list(values[key]) if isinstance(values[key], list) else values[key]
+            lines[i] = line if old.partition("#")[0].strip() == repr(new) else f"{key} = {new}"
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _print_constants(table: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    for entry in table["node"]:
+        if not any(_entry_of(g, table) is entry for g in groups):
+            continue
+        print(f"# [[node]] {entry['devices']}")
+        for name, rows in entry["curves"].items():
+            print(f"[node.curves.{name}]")
+            for size, row in rows.items():
+                print(f"{size} = {list(row)}")
+    for name, constants in table["fabric"].items():
+        if any(g.fabric == name for g in groups):
+            print(f"[fabric.{name}]")
+            for key, value in constants.items():
+                if not isinstance(value, str):
+                    print(f"{key} = {value}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), leave_out="--leave-out" in sys.argv, write="--write" in sys.argv)
