@@ -6,6 +6,7 @@ device has in use.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -111,7 +112,7 @@ def test_sharding_over_more_ranks_never_raises_memory_beyond_its_buffers(
         buffers = 0.05 * found[0]  # whole gradients of a unit that waits for its reduction
         assert found[2] <= found[1] + buffers <= found[0] + 2 * buffers
     by_stage = [states(zero, 8) for zero in stages]
-    assert all(b <= a * 1.3 for a, b in zip(by_stage, by_stage[1:], strict=False))
+    assert all(b <= a * 1.3 for a, b in itertools.pairwise(by_stage))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -149,4 +150,5 @@ def test_a_host_that_is_too_small_is_refused() -> None:
     )
     small = replace(run.cluster, host_memory_bytes=0.5 * found.host_used_bytes)
     result = predict(replace(run, cluster=small))
-    assert not result.fits and result.memory.device_used_bytes < GIB * 79
+    assert not result.fits
+    assert result.memory.device_used_bytes < GIB * 79

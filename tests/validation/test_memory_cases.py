@@ -152,5 +152,6 @@ def test_what_overflows_is_named(told: dict[str, dict[str, str]]) -> None:
     """U007 runs out of host memory, U019 at the first optimizer step."""
     assert "host RAM" in told["U007"]["measured"]
     host = CASES["U007"].predict().memory
-    assert not host.host_fits and host.device_used_bytes < host.usable_bytes
+    assert not host.host_fits
+    assert host.device_used_bytes < host.usable_bytes
     assert "optimizer step" in CASES["U019"].predict().memory.moment

@@ -45,6 +45,7 @@ class StageContext:
     tied: int
     boundary: float
     scattered: bool
+    by_module: bool = False
 
     def whole_boundary(self) -> float:
         """Returns the bytes of the boundary tensor that a rank holds before and after transfer."""

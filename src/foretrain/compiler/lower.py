@@ -41,6 +41,7 @@ class Job:
     stack: Stack
     devices_per_node: int
     samples_per_step: int
+    by_module: bool = False  # book live bytes by module instead of by part
 
 
 def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
@@ -158,6 +159,7 @@ class _Compiler:
             tied=self._tied_elements(chunks, stage),
             boundary=self._boundary(chunks),
             scattered=self._scattered(chunks),
+            by_module=self.job.by_module,
         )
         built = build_entries(context)
         ranks = tuple(
@@ -204,6 +206,7 @@ class _Compiler:
                 stage=canonical,
                 overlap_tp=self.tree.runtime.overlap_tp,
                 fused=self.job.stack.fused,
+                by_module=self.job.by_module,
             )
             make = maker.forward if which == "forward" else maker.backward
             self.segments.append(self._with_passes(make(lowered), lowered, which))

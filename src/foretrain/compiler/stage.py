@@ -12,6 +12,7 @@ from foretrain.compiler.parameters import merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
+from foretrain.compiler.segments import BOUNDARY
 from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.program import Comm, CommEvent, Entry, Run, Segment
@@ -75,8 +76,10 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
     return groups
 
 
-def _boundary_part(slot: Slot) -> str:
+def _boundary_part(slot: Slot, context: StageContext) -> str:
     """Activations and their gradients are booked apart."""
+    if context.by_module:
+        return BOUNDARY
     return "activations" if slot.phase == "F" else "temporary"
 
 
@@ -156,7 +159,7 @@ class _Writer:
         route = ends if forward else (ends[1], ends[0])
         if route not in self.routes:
             self.routes[route] = self.launches.event(self._route_event(*route))
-        part = _boundary_part(slot)
+        part = _boundary_part(slot, c)
         word = "recv" if receive else "send"
         return self.launches.add(
             Comm(
@@ -179,7 +182,7 @@ class _Writer:
         """Gathers the boundary tensor over tp where each rank received only its part."""
         c = self.context
         axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
-        whole, part = c.whole_boundary(), _boundary_part(slot)
+        whole, part = c.whole_boundary(), _boundary_part(slot, c)
         event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
         return self.launches.add(
             Comm(
