@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -46,8 +47,8 @@ def data_parallel(run: RunSpec) -> int:
     return run.cluster.world_size // (run.plan.tp * run.plan.pp * run.plan.cp)
 
 
-def compile_run(run: RunSpec) -> Compiled:
-    """Returns graph, strategy tree and program of a run."""
+def compile_run(run: RunSpec, *, by_module: bool = False) -> Compiled:
+    """Returns graph, strategy tree and program of a run; live bytes by part, or by module."""
     dp = data_parallel(run)
     training = run.training
     graph = build_graph(
@@ -73,8 +74,21 @@ def compile_run(run: RunSpec) -> Compiled:
         devices_per_node=run.cluster.devices_per_node,
         samples_per_step=training.global_batch,
         table_optimizer=training.table_optimizer,
+        by_module=by_module,
     )
     return Compiled(graph=graph, tree=tree, program=compile_program(graph, tree, job))
+
+
+def alive_by_module(run: RunSpec) -> tuple[Mapping[str, float], ...]:
+    """Returns for each rank class what is alive at its peak, bytes by module.
+
+    The same simulation as `predict` with another booking: the sums are those of the parts.
+    """
+    compiled = compile_run(run, by_module=True)
+    model = build_cost_model(run.cluster, run.stack)
+    overlap = {name: model.overlap(name) for name in CATEGORIES}
+    times = event_times(model.price(compiled.program.events), overlap, plain=False)
+    return tuple(peak.parts for peak in simulate(compiled.program, times).peaks)
 
 
 def predict(

@@ -13,7 +13,9 @@ import pytest
 
 from foretrain.frontends.catalog import find_model
 from foretrain.graph.precision import Precision
+from foretrain.predict import alive_by_module, predict
 from foretrain.program import Comm, Program, RankClass, Run
+from foretrain.run.load import load_run
 from foretrain.simulator.memory import segment_profile
 from foretrain.simulator.simulate import simulate
 from foretrain.strategy.plan import Plan, Recompute
@@ -278,3 +280,25 @@ def test_gathered_boundaries_are_freed_as_they_were_allocated() -> None:
     stack = replace(STACK, scatter_gather=True)
     program = compile_small(llama(), Plan(tp=2, pp=2, zero=0), 4, stack=stack).program
     assert [balance(program, c) for c in program.classes] == [{}, {}]
+
+
+# -- what is alive, by module --------------------------------------------------------------------
+
+
+def test_modules_add_up_to_the_parts() -> None:
+    """The same peak booked twice: by part and by module, with pipelines and sharding."""
+    for plan, devices in (({"tp": 2, "pp": 2}, 8), ({"preset": "fsdp"}, 4)):
+        run = load_run(
+            {
+                "model": {"family": "llama", "layers": 4, "hidden": 64, "heads": 8, "vocab": 160},
+                "training": {"sequence": 64, "microbatch": 2, "global_batch": 32},
+                "plan": plan,
+                "cluster": f"1x{devices} h100-sxm",
+            }
+        )
+        classes, modules = predict(run).classes, alive_by_module(run)
+        assert len(classes) == len(modules)
+        for rank_class, alive in zip(classes, modules, strict=True):
+            total = sum(rank_class.peak_parts_bytes.values())
+            assert sum(alive.values()) == pytest.approx(total, abs=1.0)
+            assert any(name.startswith("layers.") for name in alive)

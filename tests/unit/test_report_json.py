@@ -24,6 +24,7 @@ KEYS = [
 ]  # fmt: skip
 MEMORY = [
     "capacity_gib", "usable_gib", "peak_allocated_gib", "peak_reserved_gib", "device_used_gib",
+    "device_used_low_gib", "device_used_high_gib",
     "worst_rank", "moment", "parts_gib",
     "host_used_gib",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ def report(*steps: float) -> Report:
             status="ok",
             prediction=Prediction(
                 first_reserved_bytes=1.0,
+                usable_bytes=1.0,
                 step_s=step,
                 low_s=step,
                 high_s=step,

@@ -30,6 +30,7 @@ def predicted(step: float, *, fits: bool = True, gib: float = 10.0) -> Predictio
         reserved_bytes=(gib + 1) * GIB,
         device_used_bytes=(gib + 2) * GIB,
         first_reserved_bytes=(gib - 1) * GIB,
+        usable_bytes=40 * GIB,
         fits=fits,
         microbatches=1,
     )
@@ -272,11 +273,17 @@ def test_json_has_the_documented_names(report_items: list[Comparison]) -> None:
         "high": 1.1,
         "error": pytest.approx(0.2),
     }
-    assert first["peak_gib"] == {"measured": 8.0, "value": 10.0, "error": 0.25}
-    assert first["fits"] == {"measured": True, "value": True}
+    assert first["peak_gib"] == {
+        "measured": 8.0,
+        "value": 10.0,
+        "error": 0.25,
+        "quantity": "allocated",
+    }
+    assert first["fits"] == {"measured": True, "value": True, "margin_gib": 28.0}
     assert (second["status"], second["step_time_s"]["measured"]) == ("ok", None)
     assert second["assumed"] == ["network: the usual node of h100-sxm", "zero = 1 (not stated)"]
-    assert (third["status"], third["fits"]) == ("unsupported", {"measured": None, "value": None})
+    nothing = {"measured": None, "value": None, "margin_gib": None}
+    assert (third["status"], third["fits"]) == ("unsupported", nothing)
     assert fourth["status"] == "error"
 
 

@@ -90,6 +90,7 @@ class StageContext:
     scattered: bool
     joint: bool = False  # the stage has several rank classes, which wait for each other
     tables: tuple[float, float] = (0.0, 0.0)  # bytes of tables that backward updates, and states
+    by_module: bool = False
 
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""

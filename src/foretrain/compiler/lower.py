@@ -51,6 +51,7 @@ class Job:
     devices_per_node: int
     samples_per_step: int
     table_optimizer: str = "sgd"  # of tables that backward updates
+    by_module: bool = False  # book live bytes by module instead of by part
 
 
 def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
@@ -204,6 +205,7 @@ class _Compiler:
             scattered=self._scattered(chunks),
             joint=not alone,
             tables=self._table_bytes(own, group.owner),
+            by_module=self.job.by_module,
         )
         built = build_entries(context)
         return RankClass(
@@ -293,6 +295,7 @@ class _Compiler:
                 owner=owner,
                 overlap_tables=self.tree.runtime.overlap_tables,
                 sparse_exchange=self.job.stack.sparse_exchange,
+                by_module=self.job.by_module,
             )
             make = maker.forward if which == "forward" else maker.backward
             segment = self._with_passes(make(lowered), unit, which)

@@ -46,7 +46,7 @@ def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, fl
     mode = context.tree.runtime.offload
     gone = {"optimizer": mode != "none", "weights": mode == "parameters"}
     gone["gradients"] = moves_gradients(context)
-    return {part: 0.0 if gone.get(part) else value for part, value in parts.items()}
+    return {part: 0.0 if gone.get(part.split()[-1]) else value for part, value in parts.items()}
 
 
 def copy(

@@ -28,6 +28,7 @@ class SegmentMaker:
     owner: int | None = None  # the rank of the data group whose tables it launches
     overlap_tables: bool = True
     sparse_exchange: bool = False
+    by_module: bool = False  # book live bytes under the module instead of the part
 
     def forward(self, lowered: LoweredBlock) -> Segment:
         """Returns the forward segment; what backward reads stays alive when it ends."""
@@ -66,6 +67,19 @@ class SegmentMaker:
         )  # fmt: skip
         batches = _fuse(mine, self.fused)
         return Segment(name=name, items=_Emitter(self, lowered, batches, owned, keep).items())
+
+
+#: What flows from block to block, and over the boundaries of stages.
+BOUNDARY = "between blocks"
+
+
+def module_of(block: str, tensor: str) -> str:
+    """Returns the module that makes a tensor or its gradient: layers.attention, head.loss, ..."""
+    words = tensor.removeprefix("d.").split(".")
+    if words[0] == block:
+        words = words[1:]
+    inner = len(words) > 1 and words[0] not in ("x", "x_in", "x_out")
+    return f"{block}.{words[0]}" if inner else BOUNDARY
 
 
 def _early(launches: Sequence[Launch]) -> list[Launch]:
@@ -251,6 +265,8 @@ class _Emitter:
         return self.lowered.tensors[name].dtype == "grad"
 
     def _part(self, copy: Copy) -> str:
+        if self.maker.by_module:
+            return module_of(self.lowered.block.name, copy[0])
         if "vocab" in self.lowered.tensors[copy[0]].dims:
             return "logits"
         if copy in self.lowered.saved or copy in (self.lowered.output, self.lowered.input):

@@ -12,6 +12,7 @@ from foretrain.compiler.parameters import merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
+from foretrain.compiler.segments import BOUNDARY
 from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.errors import InternalError
@@ -76,8 +77,10 @@ def exchange_groups(slots: Sequence[Slot], *, together: bool) -> list[list[Slot]
     return groups
 
 
-def _boundary_part(slot: Slot) -> str:
+def _boundary_part(slot: Slot, context: StageContext) -> str:
     """Activations and their gradients are booked apart."""
+    if context.by_module:
+        return BOUNDARY
     return "activations" if slot.phase == "F" else "temporary"
 
 
@@ -165,14 +168,13 @@ class _Writer:
         route = (source, sink, boundary.bytes)
         if route not in self.routes:
             self.routes[route] = self.launches.event(self._route_event(*route))
-        part = _boundary_part(slot)
+        part = _boundary_part(slot, c)
         word = "recv" if receive else "send"
         freed = {part: -boundary.main * boundary.whole}
         if not forward:  # the side tensor that came with the activations was read to the end
-            freed = {
-                part: -boundary.bytes * boundary.whole,
-                "activations": -boundary.side * boundary.whole,
-            }
+            freed = {part: -boundary.bytes * boundary.whole}
+            side = BOUNDARY if c.by_module else "activations"
+            freed[side] = freed.get(side, 0.0) - boundary.side * boundary.whole
         return self.launches.add(
             Comm(
                 label=f"{word} {'activation' if forward else 'gradient'}",
@@ -194,7 +196,7 @@ class _Writer:
         """Gathers the boundary tensor over tp where each rank received only its part."""
         c = self.context
         axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
-        boundary, part = c.boundaries[edge], _boundary_part(slot)
+        boundary, part = c.boundaries[edge], _boundary_part(slot, c)
         whole = boundary.bytes * boundary.whole
         event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
         return self.launches.add(

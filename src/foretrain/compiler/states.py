@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from foretrain.compiler.launches import StageContext
 from foretrain.compiler.optimizer import state_bytes
-from foretrain.compiler.parameters import merge
+from foretrain.compiler.parameters import Unit, merge
 from foretrain.compiler.placements import family
 
 
@@ -19,13 +20,38 @@ def updated_elements(context: StageContext) -> int:
 
 
 def persistent_bytes(context: StageContext) -> dict[str, float]:
-    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage."""
+    """Returns the bytes of weights, gradients and optimizer states of one rank of the stage.
+
+    By module, each part is divided over the blocks by their share of what is held of it.
+    """
+    units = context.units()
+    whole, buckets = _state_bytes(context, units), staged_bucket_bytes(context)
+    staged = {"gradient buckets": buckets} if buckets else {}
+    tables, table_states = context.tables
+    if tables:
+        staged |= {"tables": tables}
+        staged |= {"table states": table_states if context.optimizer != "none" else 0.0}
+    if not context.by_module:
+        return {**whole, **staged}
+    blocks: dict[str, list[Unit]] = {}
+    for unit in units:
+        blocks.setdefault(unit.path.split(".")[0], []).append(unit)
+    found: dict[str, float] = {}
+    for block, own in blocks.items():
+        for part, value in _state_bytes(context, own).items():
+            found[f"{block} {part}"] = value
+    for part, value in whole.items():  # shards are rounded up once for all blocks together
+        booked = sum(v for key, v in found.items() if key.endswith(f" {part}"))
+        first = f"{units[0].path.split('.')[0]} {part}"
+        found[first] = found.get(first, 0.0) + value - booked
+    return {**found, **staged}
+
+
+def _state_bytes(context: StageContext, units: Sequence[Unit]) -> dict[str, float]:
     precision, mesh = context.precision, context.mesh
-    groups = merge(group for unit in context.units() for group in unit.groups)
+    groups = merge(group for unit in units for group in unit.groups)
     states = state_bytes(context.optimizer, precision, context.factored)
     trains = context.optimizer != "none"
-    buckets = staged_bucket_bytes(context)
-    tables, table_states = context.tables
     return {
         "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
         * precision.bytes("weight"),
@@ -34,8 +60,6 @@ def persistent_bytes(context: StageContext) -> dict[str, float]:
         "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states
         if trains
         else 0.0,
-        **({"gradient buckets": buckets} if buckets else {}),
-        **({"tables": tables, "table states": table_states if trains else 0.0} if tables else {}),
     }
 
 

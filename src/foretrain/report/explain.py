@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foretrain.analysis.events import EventShare, event_shares
 from foretrain.errors import InputError, Problem
 from foretrain.graph.text import graph_text
-from foretrain.predict import compile_run, predict
+from foretrain.predict import alive_by_module, compile_run, predict
 from foretrain.program import RankClass
 from foretrain.report.patterns import matches
 from foretrain.report.program_text import event_text, program_text
@@ -41,7 +41,7 @@ def explain(run: RunSpec, stage: str, what: str | None = None) -> str:
     if stage == "cost":
         return cost_text(predict(run), what)
     if stage == "memory":
-        return memory_text(predict(run), run, what)
+        return memory_text(predict(run), run, what, alive_by_module(run))
     allowed = ", ".join(STAGES)
     raise InputError(Problem(what="unknown stage", where="--stage", value=stage, allowed=allowed))
 
@@ -112,8 +112,13 @@ def _event_lines(row: EventShare) -> list[str]:
     ]
 
 
-def memory_text(result: Result, run: RunSpec, what: str | None = None) -> str:
-    """Returns what lives at the peak of every rank class, by part, and when that is."""
+def memory_text(
+    result: Result,
+    run: RunSpec,
+    what: str | None = None,
+    modules: Sequence[Mapping[str, float]] = (),
+) -> str:
+    """Returns what lives at the peak of every rank class, by part and module, and when that is."""
     memory = result.memory
     classes = [c for c in result.classes if what is None or matches(c.name, what)]
     if not classes:
@@ -133,6 +138,12 @@ def memory_text(result: Result, run: RunSpec, what: str | None = None) -> str:
     held = {c.name: c for c in result.program.classes}
     for rank_class in classes:
         lines += ["", *_class_memory(rank_class, held.get(rank_class.name))]
+        for alive in modules[result.classes.index(rank_class) :][:1]:
+            rows = sorted(((n, v / GIB) for n, v in alive.items()), key=lambda row: -row[1])
+            lines += [
+                "  the same by module:",
+                *parts_table(rows, unit="GiB", total_name="live", decimals=2),
+            ]
     return "\n".join(lines) + "\n"
 
 

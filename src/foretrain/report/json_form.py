@@ -64,6 +64,8 @@ def _memory(memory: MemoryResult) -> dict[str, Any]:
         "peak_allocated_gib": memory.peak_allocated_bytes / GIB,
         "peak_reserved_gib": memory.peak_reserved_bytes / GIB,
         "device_used_gib": memory.device_used_bytes / GIB,
+        "device_used_low_gib": memory.device_used_bytes / memory.band / GIB,
+        "device_used_high_gib": memory.device_used_bytes * memory.band / GIB,
         "worst_rank": memory.worst_rank,
         "moment": memory.moment,
         "parts_gib": {name: value / GIB for name, value in memory.parts_bytes.items()},

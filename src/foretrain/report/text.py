@@ -190,6 +190,9 @@ def _memory_section(result: Result) -> list[str]:
             f"of {gib(memory.capacity_bytes)} on the device: {fit_word(result)}",
         ),
     ]
+    if memory.band > 1.0:
+        low, high = memory.device_used_bytes / memory.band, memory.device_used_bytes * memory.band
+        seen.insert(3, ("90 % band", f"{gib(low)}", f"to {gib(high)} of device used"))
     if memory.host_used_bytes:
         size = memory.host_capacity_bytes
         note = "offloaded, each node" + ("" if size is None else f" of {gib(size)}")

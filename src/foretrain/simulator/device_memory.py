@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretrain.cost.calibration import load
 from foretrain.hardware.device import Device
 from foretrain.mesh import Mesh
 from foretrain.program import CommEvent, Program, RankClass, Run
@@ -82,6 +83,7 @@ def worst_memory(program: Program, memories: Sequence[DeviceMemory], peaks: Sequ
         worst_rank=rank_class.ranks[0],
         moment=f"stage {rank_class.stage}, {peaks[worst].moment}",
         parts_bytes=memory.parts,
+        band=float(load("step")["memory_band"]),
     )
 
 

@@ -57,6 +57,7 @@ class MemoryResult:
     worst_rank: int
     moment: str
     parts_bytes: Mapping[str, float]
+    band: float = 1.0  # factor (x/) of the 90 % interval of what is used
     host_used_bytes: float = 0.0  # of the fullest node, what is offloaded to it
     host_capacity_bytes: float | None = None  # of one node, None: not stated
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from foretrain.validation.compare import Comparison
+from foretrain.validation.memory_report import memory_page
 from foretrain.validation.models import model_of, on_one_device
 from foretrain.validation.report import Report, percent, reasons, signed
 from foretrain.validation.statistics import Stats, grouped, statistics_of
@@ -63,6 +64,7 @@ def accuracy_page(report: Report) -> str:
         _INTRO.format(rows=report.overall.rows, families=families),
         _overall(report),
         _dense_families(report),
+        memory_page(report.items),
         _worst(report),
         _groups(report),
         _small_models(report),

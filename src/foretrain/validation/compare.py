@@ -28,6 +28,7 @@ class Comparison:
     predicted_gib: float | None
     fits_measured: bool | None
     counted: bool = True
+    memory_quantity: str = "allocated"  # what the source prints
 
     @property
     def row(self) -> Row:
@@ -71,6 +72,7 @@ def compare(outcomes: Sequence[Outcome], measured: Sequence[Measured]) -> list[C
             predicted_gib=_predicted_gib(outcome, m),
             fits_measured=fit,
             counted=not _low_mfu(outcome.row, m),
+            memory_quantity=memory_quantity(outcome.row, m),
         )
         for outcome, m, step, fit in zip(outcomes, measured, steps, fits, strict=True)
     ]

@@ -25,6 +25,7 @@ class Prediction:
     reserved_bytes: float
     device_used_bytes: float
     first_reserved_bytes: float  # of the first pipeline stage
+    usable_bytes: float
     fits: bool
     microbatches: int  # per rank and step
 

@@ -63,6 +63,7 @@ def predict_mapped(item: Mapped) -> Prediction | Failure:
         reserved_bytes=memory.peak_reserved_bytes,
         device_used_bytes=memory.device_used_bytes,
         first_reserved_bytes=result.classes[0].peak_reserved_bytes,
+        usable_bytes=memory.usable_bytes,
         fits=result.fits,
         microbatches=run.training.accumulation(dp),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foretrain.validation.compare import Comparison
+from foretrain.validation.memory_report import margin_gib, summary_lines
 from foretrain.validation.models import model_of
 from foretrain.validation.statistics import GROUPINGS, Grouping, Stats, grouped, statistics_of
 from foretrain.validation.subsets import LOW_MFU
@@ -96,10 +97,12 @@ def _row_json(item: Comparison) -> dict[str, Any]:
             "measured": item.measured_gib,
             "value": item.predicted_gib,
             "error": _error(item.memory_ratio),
+            "quantity": item.memory_quantity,
         },
         "fits": {
             "measured": item.fits_measured,
             "value": prediction.fits if prediction else None,
+            "margin_gib": margin_gib(item) if prediction else None,
         },
     }
 
@@ -132,6 +135,9 @@ def render(report: Report) -> str:
         lines += ["", *_table(title, report.groups[key])]
     if len(report.groups["model_class"]) > 1:
         lines += ["", *_table("Class", report.groups["model_class"])]
+    memory = summary_lines(report.items)
+    if memory:
+        lines += ["", *memory]
     listed = reasons(report.items)
     if listed:
         lines += ["", "Not predicted:"]

@@ -1,0 +1,194 @@
+"""What software keeps beside the tensors of the graph, offload, limits: numbers worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foretrain.analysis.limits import find_limit
+from foretrain.cost.model import build_cost_model
+from foretrain.errors import InputError
+from foretrain.frontends.catalog import resolve_model
+from foretrain.frontends.spec import ModelSpec
+from foretrain.graph.precision import Precision
+from foretrain.predict import predict
+from foretrain.program import Comm, CommEvent
+from foretrain.run.load import load_run
+from foretrain.run.spec import RunSpec
+from foretrain.simulator.simulate import simulate
+from foretrain.strategy.plan import Plan
+from foretrain.strategy.stages import stages_by_cost
+from foretrain.units import GIB
+from support import STACK, compile_small, flat_times, llama, segment
+
+AUTOCAST = Precision(weight="fp32", grad="fp32", grad_accumulate="fp32", master=None)
+
+
+def run_of(**plan: object) -> RunSpec:
+    return load_run(
+        {
+            "model": {"family": "llama", "layers": 8, "hidden": 512, "heads": 8, "vocab": 2048},
+            "training": {"sequence": 512, "microbatch": 1, "global_batch": 32},
+            "plan": plan,
+            "cluster": "1x8 a100-sxm-80gb",
+        }
+    )
+
+
+# -- copies --------------------------------------------------------------------------------------
+
+
+def test_autocast_keeps_cast_weights_until_backward() -> None:
+    plan = Plan(preset="plain", zero=0)
+    program = compile_small(llama(), plan, 1, precision=AUTOCAST).program
+    forward = segment(program, "layers.0 forward").delta()["weight copies"]
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    assert forward == 2 * layer
+    assert segment(program, "layers.0 backward").delta()["weight copies"] == -forward
+
+
+def test_ddp_holds_its_buckets_beside_the_gradients() -> None:
+    found = compile_small(llama(), Plan(preset="ddp", zero=0), 4, precision=AUTOCAST).program
+    persistent = found.classes[0].persistent
+    assert persistent["gradient buckets"] == persistent["gradients"]
+    alone = compile_small(llama(), Plan(preset="ddp", zero=0), 1, precision=AUTOCAST).program
+    assert "gradient buckets" not in alone.classes[0].persistent
+
+
+def test_deepspeed_holds_one_bucket() -> None:
+    plan = Plan(preset="deepspeed", zero=1, bucket_mib=0.01)
+    persistent = compile_small(llama(), plan, 4).program.classes[0].persistent
+    assert persistent["gradient buckets"] == 0.01 * 2**20
+
+
+def test_foreach_adam_makes_a_denominator_for_every_parameter() -> None:
+    stack = replace(STACK, optimizer="foreach")
+    plan = Plan(preset="plain", zero=0)
+    program = compile_small(llama(), plan, 1, stack=stack, precision=AUTOCAST).program
+    items = segment(program, "optimizer").items
+    (temporary,) = [i.transient["optimizer step"] for i in items if "optimizer step" in i.transient]
+    assert temporary == 4 * compile_small(llama(), plan, 1).graph.num_parameters
+
+
+@pytest.mark.parametrize(("kernels", "extra"), [(1.0, 0.0), (2.0, 2.0 * 96)])
+def test_an_activation_and_its_product_in_two_kernels_keep_the_gate(
+    kernels: float, extra: float
+) -> None:
+    stack = replace(STACK, kernels={"swiglu": kernels})
+    plan = Plan(zero=0)
+    usual = segment(compile_small(llama(), plan, 1).program, "layers.0 forward").delta()
+    found = segment(
+        compile_small(llama(), plan, 1, stack=stack).program, "layers.0 forward"
+    ).delta()
+    assert found["activations"] - usual["activations"] == 2 * 32 * extra
+
+
+def test_fp8_halves_only_what_matrix_products_read() -> None:
+    fp8 = Precision(compute="fp8", grad_reduce="fp32", grad_accumulate="fp32")
+    plan = Plan(zero=0)
+
+    def kept(precision: Precision, **stack: object) -> float:
+        made = replace(STACK, **stack)  # type: ignore[arg-type]
+        program = compile_small(llama(), plan, 1, precision=precision, stack=made).program
+        return segment(program, "layers.0 forward").delta()["activations"]
+
+    assert kept(fp8) == kept(Precision())
+    assert 0.5 * kept(fp8) < kept(fp8, fp8_saved=True) < kept(fp8)
+
+
+def test_gradients_that_wait_die_with_their_accumulation() -> None:
+    stack = replace(STACK, late_accumulate=True)
+    program = compile_small(llama(), Plan(pp=2, zero=0), 2, stack=stack).program
+    changes: dict[str, float] = {}
+    for entry in program.classes[0].entries:
+        for part, value in entry.delta_end.items():
+            changes[part] = changes.get(part, 0.0) + value
+        for index in getattr(entry, "segments", ()):
+            value = program.segments[index].delta().get("new gradients", 0.0)
+            changes["new gradients"] = changes.get("new gradients", 0.0) + value
+    assert changes["new gradients"] == 0.0
+    peak = simulate(program, flat_times(program)).peaks[0]
+    assert peak.parts.get("new gradients", 0.0) >= 0.0
+
+
+def test_a_head_that_costs_four_layers_shortens_the_last_stages() -> None:
+    spec = resolve_model(
+        {"family": "llama", "layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192, "vocab": 131072}
+    )
+    assert isinstance(spec, ModelSpec)
+    assert stages_by_cost(spec, 2) == (11, 5)  # a share of 10 layers is exceeded by the eleventh
+    assert stages_by_cost(spec, 4) == (6, 5, 5, 0)
+    assert sum(stages_by_cost(spec, 8)) == 16
+    assert all(stages_by_cost(spec, 8)[:-1])
+
+
+# -- offload -------------------------------------------------------------------------------------
+
+
+def test_the_update_runs_on_the_host_and_weights_come_up() -> None:
+    plan = Plan(preset="deepspeed", zero=1, offload="optimizer")
+    program = compile_small(llama(), plan, 4).program
+    comms = [e for e in program.classes[0].entries if isinstance(e, Comm)]
+    order = [e.stream for e in comms if e.stream in ("device-to-host", "cpu", "host-to-device")]
+    assert order == ["device-to-host", "cpu", "host-to-device"]
+    assert program.classes[0].persistent["optimizer"] == 0.0
+    kept = program.classes[0].host_bytes
+    n = compile_small(llama(), plan, 4).graph.num_parameters
+    assert kept["optimizer"] == pytest.approx(12 * n / 4)
+
+
+def test_shards_come_up_before_every_gather() -> None:
+    plan = Plan(preset="deepspeed", zero=3, offload="parameters")
+    entries = compile_small(llama(), plan, 4).program.classes[0].entries
+    gathers = [e for e in entries if isinstance(e, Comm) and e.label.endswith("all-gather")]
+    copies = [e for e in entries if isinstance(e, Comm) and e.label.endswith(" shard")]
+    assert gathers
+    assert len(copies) == len(gathers)
+    assert all(isinstance(entries[e.after[0]], Comm) for e in gathers)
+
+
+def test_a_copy_is_no_faster_than_the_slot() -> None:
+    run = run_of(preset="deepspeed", zero=3)
+    event = CommEvent(collective="host_copy", bytes=1e9, dtype="fp32", ranks=(0,))
+    seconds = build_cost_model(run.cluster, run.stack).price([event]).value_s[0]
+    assert 1e9 / run.cluster.device.pcie_bandwidth < seconds < 0.1
+
+
+def test_parameters_need_shards() -> None:
+    with pytest.raises(InputError, match="zero 3"):
+        run_of(preset="deepspeed", zero=1, offload="parameters")
+    with pytest.raises(InputError, match="optimizer, parameters"):
+        run_of(preset="deepspeed", zero=1, offload="disk")
+
+
+# -- how far -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantity", ["sequence", "microbatch", "layers"])
+def test_a_limit_fits_and_the_next_step_does_not(quantity: str) -> None:
+    run = run_of(preset="megatron", tp=2, pp=2)
+    small = replace(run.cluster.device, memory_bytes=3.0 * GIB)
+    limit = find_limit(replace(run, cluster=replace(run.cluster, device=small)), quantity)
+    assert limit.value > 0
+    assert limit.result is not None and limit.result.fits  # noqa: PT018
+    assert limit.beyond is not None and not limit.beyond.fits  # noqa: PT018
+
+
+def test_no_limit_where_not_even_one_step_fits() -> None:
+    run = run_of(preset="megatron", tp=2)
+    tiny = replace(run.cluster.device, memory_bytes=0.1 * GIB)
+    limit = find_limit(replace(run, cluster=replace(run.cluster, device=tiny)), "microbatch")
+    assert limit.value == 0
+    assert limit.result is None
+
+
+def test_an_unknown_quantity_is_refused() -> None:
+    with pytest.raises(InputError, match="sequence, microbatch, layers"):
+        find_limit(run_of(), "heads")
+
+
+def test_used_is_reserved_and_what_lies_outside() -> None:
+    memory = predict(run_of(preset="megatron", tp=2, pp=2)).memory
+    assert memory.peak_allocated_bytes < memory.peak_reserved_bytes < memory.device_used_bytes
+    assert sum(memory.parts_bytes.values()) == pytest.approx(memory.device_used_bytes, abs=1.0)
