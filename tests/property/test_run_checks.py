@@ -42,13 +42,14 @@ small = st.integers(min_value=1, max_value=32)
 @given(tp=small, devices=small)
 def test_the_nearest_tensor_degree_is_valid(tp: int, devices: int) -> None:
     plan = Plan(tp=tp)
-    problems = check_tensor_parallel(SPEC, plan, devices, None)
+    numbers = Numbers(num_devices=devices, sequence=None, global_batch=1, microbatch=1)
+    problems = check_tensor_parallel(SPEC, plan, numbers)
     for problem in problems:
         if "attention heads" in problem.what:
             better = int(problem.way_out.rsplit(" ", 1)[1])
             assert devices % better == 0
             assert not check_tensor_parallel(
-                replace(SPEC, vocab=better * 1000), replace(plan, tp=better), devices, None
+                replace(SPEC, vocab=better * 1000), replace(plan, tp=better), numbers
             )
 
 

@@ -16,6 +16,7 @@ from foretrain.frontends.families import model_from_mapping
 UNCONFIRMED = (
     "bloom-3b",
     "falcon-40b",
+    "falcon-180b",
     "gpt2-proteus",
     "mpt-30b",
     "opt-13b",

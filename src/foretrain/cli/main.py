@@ -60,6 +60,7 @@ def predict(
     cluster: opt.Cluster = None,
     stack: opt.Stack = None,
     sequence: opt.Sequence = None,
+    target_sequence: opt.TargetSequence = None,
     image: opt.Image = None,
     global_batch: opt.GlobalBatch = None,
     microbatch: opt.Microbatch = None,

@@ -58,6 +58,9 @@ Model = Annotated[str | None, _field("--model", "NAME", "Catalog name, config.js
 Cluster = Annotated[str | None, _field("--cluster", "TEXT", "E.g. '8x8 h100-sxm, 8x400G ib'.")]
 Stack = Annotated[str | None, _field("--stack", "NAME", "Software stack, e.g. megatron-te.")]
 Sequence = Annotated[str | None, _field("--sequence", "N", "Tokens per sample.")]
+TargetSequence = Annotated[
+    str | None, _field("--target-sequence", "N", "Tokens of a target, beside an encoder.")
+]
 Image = Annotated[str | None, _field("--image", "N", "Height and width of images in pixels.")]
 GlobalBatch = Annotated[
     str | None, _field("--global-batch", "N", "Samples per optimizer step over all ranks.")
@@ -133,6 +136,7 @@ FIELD_OF_FLAG: Mapping[str, str] = {
         key: f"training.{key}"
         for key in (
             "sequence",
+            "target_sequence",
             "image",
             "global_batch",
             "microbatch",
