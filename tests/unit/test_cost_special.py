@@ -49,7 +49,7 @@ def test_convolution_on_tensor_cores_and_its_gradients():
         conv(dtype="fp16", direction="backward_weight"),
         conv(dtype="fp16", direction="backward"),
     )
-    assert flops() / forward / 125e12 == pytest.approx(0.74, abs=0.06)  # DeepBench: 0.74 to 0.76
+    assert flops() / forward / 125e12 == pytest.approx(0.62, abs=0.06)  # 0.75 without transposes
     assert both == pytest.approx(data + weight)
     assert 2.0 <= both / forward < 2.8
 

@@ -2,8 +2,8 @@
 
     T = t0 + min(direct, Winograd) + T_layout;   a weight gradient at most limit x forward
 
-T_layout: tensor cores want channels last; with channels first the maps are transposed before and
-after, where the measured time does not contain it. A depthwise convolution is memory-bound.
+T_layout: tensor cores want channels last; in a step with channels first the maps are transposed
+before and after. A depthwise convolution is memory-bound.
 Constants: catalog/calibration/convolution.toml and convolution_fitted.toml by device and dtype; a
 device without measured convolutions takes the constants of its GEMM, times the factors of the
 first file. Explained in docs/explain/costs.md.
@@ -152,8 +152,7 @@ def _price(
     depthwise = (x.groups > 1.0) & (x.c <= DEPTHWISE_CHANNELS)
     body = np.where(depthwise, _depthwise(x, direction, dtype, machine, rules), body)
     names = np.where(depthwise, "depthwise", names)
-    transposes = 0.0 if kernels.constants.get("layout_included") else 1.0
-    layout = np.where(depthwise, 0.0, transposes * layout_seconds(x, dtype, machine))
+    layout = np.where(depthwise, 0.0, layout_seconds(x, dtype, machine))
     floor = float(kernels.constants["t0_us"]) * 1e-6
     share = x.flops / (body + layout) / kernels.rates.peak
     factor = width(found.row, "conv")
@@ -203,8 +202,11 @@ def _constants(machine: Machine, dtype: str) -> tuple[Constants, Mapping[str, An
 
 
 def layout_seconds(x: Images, dtype: str, machine: Machine) -> Array:
-    """Returns the time to transpose the maps around a tensor-core kernel with channels first."""
-    if dtype in ("fp32", "tf32") or machine.stack.channels_last:
+    """Returns the time to transpose the maps around a tensor-core kernel with channels first.
+
+    A table of kernels holds none of it (`Machine.warm` is off).
+    """
+    if dtype in ("fp32", "tf32") or machine.stack.channels_last or not machine.warm:
         return np.zeros(x.n.shape)
     share = memory_constants(machine).number("e_d")
     return 2.0 * dtype_bytes(dtype) * x.maps / (machine.device.memory_bandwidth * share)
