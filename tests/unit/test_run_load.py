@@ -257,7 +257,7 @@ def test_options_without_effect_are_warned_about(plan: dict[str, Any], warning: 
     [
         ({"cp": 2}, "plan.cp: context parallelism is not modelled yet (got 2); allowed: 1"),
         ({"ep": 8}, "plan.ep: expert parallelism is not modelled yet"),
-        ({"offload": "optimizer"}, "plan.offload: offload is not modelled yet"),
+        ({"offload": "disk"}, "allowed: none, optimizer, parameters"),
         ({"schedule": "DualPipeV"}, "plan.schedule: not modelled yet (got 'DualPipeV')"),
         ({"schedule": "zero_bubble"}, "allowed: gpipe, 1f1b, interleaved"),
         ({"sequence_parallel": 8}, "plan.sequence_parallel: must be true or false (got 8)"),
