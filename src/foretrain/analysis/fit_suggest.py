@@ -24,7 +24,7 @@ from foretrain.predict import predict
 from foretrain.run.spec import RunSpec
 
 #: Plans that are simulated, the most different ones.
-MOST_TRIED = 20
+MOST_TRIED = 24
 #: Runs that are proposed.
 COUNT = 3
 #: Faults that should be recognised: factors on a constant, 20 to 50 % off either way.
