@@ -13,6 +13,7 @@ class Answer:
 
     `latency_s` is the part of `value_s` that neither sharing nor overlap stretches; `factor` the
     half-width of the 90 % interval as a factor; `kernels` the launches; `link` the bottleneck.
+    `travel_s` is the part of `latency_s` in which a message is on a long way and holds no link.
     """
 
     value_s: float
@@ -23,6 +24,7 @@ class Answer:
     provenance: str
     formula: str
     link: str = ""
+    travel_s: float = 0.0
 
 
 def width(row: str, family: str) -> float:

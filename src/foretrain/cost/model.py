@@ -84,6 +84,7 @@ class CostModel:
             family=tuple(a.family for a in answers),
             provenance=tuple(a.provenance for a in answers),
             formula=tuple(a.formula for a in answers),
+            travel_s=_array([a.travel_s for a in answers]),
         )
 
     def overlap(self, category: str) -> tuple[float, float]:

@@ -18,6 +18,7 @@ class Prices:
     `high_s` bound the 90 % interval. `host_s` is the host time to launch the event, `kernels` its
     number of launches. `link` is the bottleneck: "" (none), "scaleup", "pcie" or "nic". `family`
     groups events whose errors share constants (gemm, attention, memory, scaleup, nic, ...).
+    `travel_s` is the part of the latency of a message in which it holds no link (None: nowhere).
     """
 
     value_s: NDArray[np.float64]
@@ -30,3 +31,4 @@ class Prices:
     family: tuple[str, ...]
     provenance: tuple[str, ...]
     formula: tuple[str, ...]
+    travel_s: NDArray[np.float64] | None = None

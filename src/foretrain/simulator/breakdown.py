@@ -81,6 +81,7 @@ def _book_gap(
     """Books [clock, start of task] by walking back along what let the task go."""
     end = played.start_s[task]
     graph = expanded.graph
+    ways = set(expanded.travels.values())
     while end > clock:
         preds = graph.preds[task]
         blocker = max(preds, key=lambda p: played.finish_s[p], default=None)
@@ -96,7 +97,8 @@ def _book_gap(
             booked.book("host", end - begin)
         elif graph.kind[blocker] == COMM:
             booked.book(info.category, end - begin)
-            if info.category == "pp" or blocker in expanded.across:
+            way = blocker in ways
+            if not way and (info.category == "pp" or blocker in expanded.across):
                 late_stage = pipeline or info.category == "pp"
                 booked.book("bubble" if late_stage else "wait", begin - clock)
                 return

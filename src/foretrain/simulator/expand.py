@@ -43,6 +43,7 @@ class Expanded:
     last_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     comm_task: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     across: set[int] = field(default_factory=set[int])  # tasks that join several classes
+    travels: dict[int, int] = field(default_factory=dict[int, int])  # transfer -> its way
     macros: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
 
@@ -302,9 +303,21 @@ class _Expander:
             key = ("entry", i, members) if len(members) > 1 else None
         # transfers between stages share links with data-parallel collectives only
         alone = quiet and comm.category == "pp"
-        return self._transfer(
+        task = self._transfer(
             device, rank, i, comm.label, comm.stream, comm.category, comm.event, preds, key, alone
         )
+        travel = self.times.travel.get(comm.event, 0.0)
+        return self._travel(task, travel) if travel > 0.0 and comm.category == "pp" else task
+
+    def _travel(self, task: int, seconds: float) -> int:
+        """The way of a message after it has left: it holds no stream, so others may follow."""
+        if task not in self.out.travels:
+            self.graph.latency_s[task] = max(0.0, self.graph.latency_s[task] - seconds)
+            self.out.travels[task] = self.task(
+                self.out.info[task], kind=COMM, streams=(), work_s=0.0, latency_s=seconds,
+                preds=(task,),
+            )  # fmt: skip
+        return self.out.travels[task]
 
     def _members(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
         return self.program.mesh.group(rank, axes) if self.flat else (rank,)

@@ -31,6 +31,7 @@ class EventTimes:
     link: tuple[str, ...]
     overlap: Mapping[str, tuple[float, float]]
     fluid: bool
+    travel: Mapping[int, float] = field(default_factory=dict[int, float])  # events on a long way
 
     def gammas(self, category: str) -> tuple[float, float]:
         """Returns (press, slowed) of a communication category, zero in plain mode."""

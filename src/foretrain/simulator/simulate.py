@@ -42,6 +42,9 @@ def event_times(
         link=prices.link,
         overlap=overlap,
         fluid=not plain,
+        travel={}
+        if prices.travel_s is None
+        else {i: float(v) for i, v in enumerate(prices.travel_s) if v > 0.0},
     )
 
 

@@ -93,7 +93,14 @@ def price(event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve] = 
         provenance=cost.mark,
         formula=cost.text if count == 1 else f"{count} x {cost.text}",
         link=cost.link,
+        travel_s=count * min(_travel_s(event, cluster, cost), seconds),
     )
+
+
+def _travel_s(event: CommEvent, cluster: Cluster, cost: GroupCost) -> float:
+    """A message that is under way over a distance does not keep the next one from leaving."""
+    alone = event.collective == "send_recv" and cost.link == "nic" and cost.measured is None
+    return cluster.extra_latency_s if alone else 0.0
 
 
 def measured_curve(

@@ -103,6 +103,8 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         model["tied"] = False
     elif "tied embeddings" in row.arch_note:
         model["tied"] = True
+    elif has_word(row.framework, "dedloc"):  # its head is a weight of its own (gpt_modules.py)
+        model["tied"] = False
     many = ("vocab", "ffn") if architecture["family"] == "gpt" else ("vocab", "ffn", "kv_heads")
     for key in many:
         if model[key] is None:
