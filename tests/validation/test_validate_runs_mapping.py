@@ -72,7 +72,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "8x1 v100-sxm-16gb, 1x10G ethernet [latency 0.1ms]",
         "pytorch-eager",
         "unfused",
-        gpt(24, 2048, 16, kv_heads=16),
+        gpt(24, 2048, 16, kv_heads=16, tied=False),
         training(2048, "fp16", global_batch=64, microbatch=1),
         {
             "preset": "ddp",
@@ -86,12 +86,12 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
     ),
     "flagperf-0069": (
         "1x8 a100-sxm-40gb",
-        "megatron",
+        "paddle",
         "fused",
         llama(32, 4096, 32, 32, head_dim=128, ffn=11008, vocab=32000),
         training(2048, "fp16", global_batch=2048, microbatch=2),
         {"preset": "megatron", "tp": 2, "pp": 4, "zero": 0, "recompute": "full"},
-        ("stack", "sequence_parallel"),
+        ("sequence_parallel",),
     ),
     "flagperf-0096": (
         "1x8 a100-sxm-80gb",
@@ -307,12 +307,11 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "preset": "megatron",
             "tp": 1,
             "pp": 16,
-            "stages": [*[2] * 12, *[1] * 4],
             "zero": 1,
             "recompute": "none",
             "overlap": {"tp": True},
         },
-        ("layers", "recompute"),
+        ("layers",),
     ),
     "vtrain_groundtruth-1127": (
         "1x8 a100-sxm-80gb",
