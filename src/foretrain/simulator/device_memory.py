@@ -45,15 +45,17 @@ def device_memory(
 ) -> DeviceMemory:
     """Returns the memory of a rank of class `index` whose live bytes are highest at `peak`.
 
-    Holes that fill the device are given back: what is left of them ends at `usable` bytes.
+    Free blocks that the allocator can give back count as far as the `usable` bytes reach: before
+    an allocation fails it returns all of them, so they never decide whether a run fits. Holes
+    between live tensors lie in blocks that are in use and stay.
     """
     workspace = stack.workspace_gib * GIB
     allocated = peak.total + workspace
-    holes = _holes(program, index, stack)
+    spare = _spare(program, index, peak, stack, allocated)
     inside = {
         **peak.parts,
         "workspaces": workspace,
-        "fragmentation": _fragmentation(program, index, peak, stack),
+        "fragmentation": _between(program.classes[index], peak, stack, allocated),
         "flat step buffers": 0.0 if peak.in_step else program.classes[index].flat_step_bytes,
     }
     outside = {
@@ -61,7 +63,7 @@ def device_memory(
         "context": stack.context_gib * GIB,
     }
     room = FULL_SHARE * usable - sum(inside.values()) - sum(outside.values())
-    inside["fragmentation"] += min(holes, max(room, 0.0))
+    inside["fragmentation"] += min(spare, max(room, 0.0))
     return DeviceMemory(
         parts={part: value for part, value in {**inside, **outside}.items() if value},
         allocated=allocated,
@@ -87,19 +89,24 @@ def worst_memory(program: Program, memories: Sequence[DeviceMemory], peaks: Sequ
     )
 
 
-def _fragmentation(program: Program, index: int, peak: Peak, stack: Stack) -> float:
-    """Bytes that the allocator holds and no tensor uses.
+def _between(rank_class: RankClass, peak: Peak, stack: Stack, allocated: float) -> float:
+    """Bytes of holes between live tensors.
 
     A share of all live bytes, and a larger one of activations where those of several micro-batches
     are born and die between each other.
     """
-    share = stack.fragmentation
-    if "gathered weights" in peak.parts:  # buffers of units that differ in size come and go
-        share += stack.gather_slack
-    slack = (peak.total + stack.workspace_gib * GIB) * share
-    if _micro_batches_alive(program.classes[index]) < 2:
-        return slack
-    return slack + stack.pipeline_slack * peak.parts.get("activations", 0.0)
+    holes = stack.fragmentation * allocated
+    if _micro_batches_alive(rank_class) > 1:
+        holes += stack.pipeline_slack * peak.parts.get("activations", 0.0)
+    return holes
+
+
+def _spare(program: Program, index: int, peak: Peak, stack: Stack, allocated: float) -> float:
+    """Bytes of free blocks: buffers of gathered units that differ in size, gathered activations."""
+    spare = _holes(program, index, stack)
+    if "gathered weights" in peak.parts:
+        spare += stack.gather_slack * allocated
+    return spare
 
 
 def _holes(program: Program, index: int, stack: Stack) -> float:
@@ -115,13 +122,20 @@ def _holes(program: Program, index: int, stack: Stack) -> float:
 
 
 def _micro_batches_alive(rank_class: RankClass) -> int:
-    """The most forwards of one chunk that wait for their backward."""
-    alive = most = 0
-    for entry in rank_class.entries:
-        if isinstance(entry, Run) and entry.chunk == 0 and entry.slot in "FB":
-            starts = entry.slot == "F"
-            alive += 1 if starts else -1
-            most = max(most, alive)
+    """The most micro-batches of one chunk whose forward has begun and whose backward has not ended.
+
+    A chunk with gathered weights has an entry for each unit: its micro-batch counts once.
+    """
+    entries = [e for e in rank_class.entries if isinstance(e, Run) and e.chunk == 0]
+    last = {e.microbatch: i for i, e in enumerate(entries) if e.slot == "B"}
+    alive: set[int] = set()
+    most = 0
+    for i, entry in enumerate(entries):
+        if entry.slot == "F":
+            alive.add(entry.microbatch)
+            most = max(most, len(alive))
+        elif last.get(entry.microbatch) == i:
+            alive.discard(entry.microbatch)
     return most
 
 

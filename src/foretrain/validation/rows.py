@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,32 @@ def read_rows(path: Path) -> list[MeasuredRun]:
             problems.append(Problem(what=what, where=where, value=name))
         else:
             seen[name] = number
-            runs.append(MeasuredRun(row=_row(name, line), measured=_measured(line)))
+            runs.append(_node_batch(MeasuredRun(row=_row(name, line), measured=_measured(line))))
     if problems:
         raise FileFormatError(problems)
     return runs
+
+
+#: Words of rows whose batch was read as that of one device.
+NODE_BATCH = "bs csv value taken as per-gpu batch"
+
+
+def _node_batch(run: MeasuredRun) -> MeasuredRun:
+    """The run with the batch of the whole node divided over its devices.
+
+    lambdal/deeplearning-benchmark multiplies the batch of its configuration by the number of GPUs
+    before it prints it (scripts/compile_results_pytorch_bs.py), so that the figure of n GPUs is n
+    times that of one. The file takes it as the batch per GPU and derives the step from it.
+    """
+    row, count = run.row, run.row.n_gpus or 1
+    if NODE_BATCH not in row.notes.lower() or count == 1 or not row.mbs:
+        return run
+    share, rest = divmod(row.mbs, count)
+    step = run.measured.iter_time_s
+    return MeasuredRun(
+        row=replace(row, gbs=row.mbs, mbs=None if rest else share),
+        measured=replace(run.measured, iter_time_s=None if step is None else step / count),
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:

@@ -33,6 +33,9 @@ CLASSES: Mapping[str, str] = {
     "other": "this class of models is not modelled",
 }
 
+#: The GPipe prototype of DS3Lab trains with light-weight stubs of embedding and loss (its author).
+STUB_VOCAB = 2
+
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 _LLAMA: Mapping[str, Any] = {"family": "llama"}
@@ -105,6 +108,9 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         model["tied"] = True
     elif has_word(row.framework, "dedloc"):  # its head is a weight of its own (gpt_modules.py)
         model["tied"] = False
+    if row.vocab is None and has_word(row.framework, "dedloc"):
+        model["vocab"] = STUB_VOCAB
+        assumed.add(f"vocab = {STUB_VOCAB} (not stated; embedding and loss are stubs)")
     many = ("vocab", "ffn") if architecture["family"] == "gpt" else ("vocab", "ffn", "kv_heads")
     for key in many:
         if model[key] is None:

@@ -154,6 +154,10 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     text = row.recompute.lower()
     if not text and has_word(row.notes, "recompute not enabled"):
         return "none"
+    if not text and has_word(row.framework, "dedloc"):
+        # modules/gpt_modules.py of the source: both halves of a block are checkpoints
+        assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
+        return "full"
     if not text:
         value = str(stack.defaults.get("recompute", "none"))
         assumed.add(f"recompute = {value} (not stated; stack {stack.name})")

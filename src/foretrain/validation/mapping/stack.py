@@ -19,7 +19,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"llm-foundry|composer", "llm-foundry", ""),
     (r"maxtext", "jax-xla", ""),
     (r"paxml|t5x|jax", "jax-xla", ""),
-    (r"internevo", "deepspeed", "InternEvo as deepspeed"),
+    (r"internevo", "internevo", ""),
     (r"fms-fsdp", "torchtitan", "fms-fsdp as torchtitan (FSDP with torch.compile)"),
     (r"paddle", "paddle", ""),
     (r"oneflow|libai", "megatron", "OneFlow as megatron"),
