@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, cast
 
 from foretrain.compiler.block import op_path, owner_axes
@@ -114,11 +115,15 @@ def _below(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]]) -> list[Op]:
     parts = node.pattern.split(".")
     found: dict[str, Op] = {}
     for path, op in ops:
-        if len(parts) <= len(path) and all(
-            fnmatchcase(name, part) for name, part in zip(path, parts, strict=False)
-        ):
-            found.setdefault(op.name, op)
+        if op.name in found or len(parts) > len(path):
+            continue
+        if all(_matches(name, part) for name, part in zip(path, parts, strict=False)):
+            found[op.name] = op
     return list(found.values())
+
+
+#: The same few names and parts meet in every layer.
+_matches = lru_cache(maxsize=65536)(fnmatchcase)
 
 
 def _matches_nothing(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], where: str) -> Problem:

@@ -80,6 +80,8 @@ class _Compiler:
         self.segments: list[Segment] = []
         self.backwards = [derive_backward(block) for block in graph.blocks]
         self.lowered: dict[tuple[int, tuple[int, ...]], LoweredBlock] = {}
+        self.shapers: dict[int, Shaper] = {}  # by the id of a lowered block, as in self.cut
+        self.units: dict[tuple[int, frozenset[str]], Unit] = {}
         self.cut: dict[tuple[int, int, str, frozenset[str], int | None], tuple[Piece, ...]] = {}
 
     def _refined_mesh(self) -> Mesh:
@@ -262,7 +264,10 @@ class _Compiler:
     def _instance(
         self, lowered: LoweredBlock, key: tuple[int, frozenset[str], int | None]
     ) -> Instance:
-        unit = make_unit(lowered, self.mesh, held=key[1])
+        place = (id(lowered), key[1])
+        if place not in self.units:
+            self.units[place] = make_unit(lowered, self.mesh, held=key[1])
+        unit = replace(self.units[place])  # one object per instance: traffic is booked by unit
         return Instance(
             lowered=lowered,
             unit=unit,
@@ -335,8 +340,11 @@ class _Compiler:
         return replace(segment, items=(*before, *moved, *after))
 
     def _shaper(self, lowered: LoweredBlock) -> Shaper:
+        known = self.shapers.get(id(lowered))
+        if known is not None:
+            return known
         stack = self.job.stack
-        return Shaper(
+        shaper = self.shapers[id(lowered)] = Shaper(
             mesh=self.mesh,
             tensors=lowered.tensors,
             precision=self.job.precision,
@@ -345,6 +353,7 @@ class _Compiler:
             bag_update=bag_updates(lowered, self.job.table_optimizer),
             sparse_exchange=stack.sparse_exchange,
         )
+        return shaper
 
     def _boundaries(self, chunks: Sequence[Sequence[LoweredBlock]]) -> tuple[Boundary, ...]:
         """What each rank sends over the boundary after every virtual stage but the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 from foretrain.compiler.bags import BAG, INTERACTION
@@ -175,6 +176,12 @@ def _label(names: Sequence[str]) -> str:
     return "+".join(names)
 
 
+@lru_cache(maxsize=16384)
+def _order(copy: Copy) -> str:
+    """What copies are sorted by, so that sums do not depend on the order of a set."""
+    return str(copy)
+
+
 @dataclass(slots=True)
 class _Emitter:
     """Emits items in order, with births and deaths of copies."""
@@ -186,6 +193,7 @@ class _Emitter:
     keep: set[Copy]
     stored: set[Copy] = field(default_factory=set[Copy])
     done: dict[Copy, int] = field(default_factory=dict[Copy, int])
+    aliases: dict[Copy, Copy] = field(default_factory=dict[Copy, Copy])
 
     def __post_init__(self) -> None:
         self.stored |= self.owned
@@ -210,9 +218,9 @@ class _Emitter:
             dead |= {c for c in born if c not in last and c not in self.keep}
             live -= dead
             delta = self._sizes(born, 1.0)
-            for part, size in self._sizes(dead, -1.0).items():
-                delta[part] = delta.get(part, 0.0) + size
             transient = self._sizes(dead, 1.0)
+            for part, size in transient.items():
+                delta[part] = delta.get(part, 0.0) - size
             if isinstance(batch[0], Exchange):
                 born_sizes, dead_sizes = self._sizes(born, 1.0), self._sizes(dead, -1.0)
                 items.append(self._exchange_item(batch[0], len(items), born_sizes, dead_sizes))
@@ -229,9 +237,11 @@ class _Emitter:
 
     def _alias(self, copy: Copy) -> Copy:
         """The storage a copy lives in: itself if something wrote it, else what it views."""
-        if copy in self.stored:
-            return copy
-        return next((other for other in sorted(self.stored, key=str) if other[0] == copy[0]), copy)
+        if copy not in self.aliases:
+            same = [other for other in self.stored if other[0] == copy[0]]
+            known = copy in self.stored or not same
+            self.aliases[copy] = copy if known else min(same, key=_order)
+        return self.aliases[copy]
 
     def _written(
         self, batch: Sequence[Launch | Exchange], last: Mapping[Copy, int], i: int
@@ -253,7 +263,7 @@ class _Emitter:
 
     def _sizes(self, copies: set[Copy], sign: float) -> dict[str, float]:
         sizes: dict[str, float] = {}
-        for copy in sorted(copies, key=str):
+        for copy in sorted(copies, key=_order):
             if copy[0] not in self.lowered.tensors or self._is_weight_grad(copy[0]):
                 continue
             part = self._part(copy)

@@ -23,10 +23,13 @@ class Precision:
         """Returns the dtype of a tensor dtype word: a role named here, or a dtype itself."""
         if role == "master":
             return self.master or self.weight
-        if role in {field.name for field in fields(self)}:
+        if role in _ROLES:
             return str(getattr(self, role))
         return role
 
     def bytes(self, role: str) -> float:
         """Returns the bytes of one element of `role` (see `dtype`)."""
         return dtype_bytes(self.dtype(role))
+
+
+_ROLES = frozenset(field.name for field in fields(Precision))

@@ -92,11 +92,12 @@ def quiet_runs(rank_class: RankClass) -> list[bool]:
     for i, entry in enumerate(entries):
         for waited in entry.after:
             until.setdefault(waited, i)
-    quiet = [True] * len(entries)
+    quiet: list[bool] = []
+    busy = 0  # the first entry beside which no earlier collective can run
     for i, entry in enumerate(entries):
+        quiet.append(i >= busy)
         if isinstance(entry, Comm) and entry.category != "pp":
-            for j in range(i + 1, until.get(i, len(entries))):
-                quiet[j] = False
+            busy = max(busy, until.get(i, len(entries)))
     return quiet
 
 

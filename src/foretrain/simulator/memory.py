@@ -99,18 +99,20 @@ def memory_peak(
     level: Parts = dict(rank_class.persistent)
     best, moment = dict(level), "weights and states loaded"
     running: tuple[Mapping[str, float], str] | None = None
-    timeline: list[tuple[float, float]] = [(0.0, sum(level.values()))]
+    highest = sum(level.values())
+    timeline: list[tuple[float, float]] = [(0.0, highest)]
     for time, kind, _, change, inside, label in events:
         if kind == _START_RUN:
             running = (inside, label)
         elif kind == _END_RUN:
             running = None
-        level = _plus(level, change)
+        for part, value in change.items():
+            level[part] = level.get(part, 0.0) + value
         now = level if running is None else _plus(level, running[0])
         total = sum(now.values())
         timeline.append((time, total))
-        if total > sum(best.values()):
-            best, moment = dict(now), running[1] if running else label
+        if total > highest:
+            best, highest, moment = dict(now), total, running[1] if running else label
     return Peak(
         parts={part: value for part, value in best.items() if abs(value) > 0.5},
         moment=moment,
@@ -127,10 +129,9 @@ def _events(
     expanded: Expanded, played: Played, device: int, rank_class: RankClass, profiles: Profiles
 ) -> list[_Event]:
     events: list[_Event] = []
-    comms = _comm_tasks(expanded, device)
     for i, entry in enumerate(rank_class.entries):
         if isinstance(entry, Comm):
-            task = comms.get(i)
+            task = expanded.comm_task.get((device, i))
             if task is None:
                 continue
             if entry.delta_start:
@@ -159,8 +160,3 @@ _STEP = "optimizer step"
 
 def _phase(slot: str) -> str:
     return {"F": "forward", "B": "backward"}.get(slot, _STEP)
-
-
-def _comm_tasks(expanded: Expanded, device: int) -> dict[int, int]:
-    """Entry index -> task for the communication entries of a device, joined ones included."""
-    return {entry: task for (d, entry), task in expanded.comm_task.items() if d == device}

@@ -173,11 +173,13 @@ def _labels(program: Program) -> dict[int, str]:
     labels: dict[int, str] = {}
 
     def name(event: int, label: str, category: str) -> None:
+        if event in labels:
+            return
         found = program.events[event]
         if isinstance(found, CommEvent):
             kind = found.collective.replace("_", "-")
             label = f"{category} {kind} {found.bytes / 1e6:.3g} MB"
-        labels.setdefault(event, label)
+        labels[event] = label
 
     for segment in program.segments:
         parts = segment.name.split()[0].split(".")
