@@ -7,6 +7,7 @@ from math import ceil, inf
 import numpy as np
 import pytest
 
+from foretrain.cost.calibration import load
 from foretrain.cost.compute.gemm_tiles import SPLITS, TILES, Rates, gemm_seconds
 from foretrain.cost.model import build_cost_model
 from foretrain.hardware.grammar import parse_cluster
@@ -117,3 +118,25 @@ def test_measured_gemms(device):
     ratio = model.price(events).value_s * 1e6 / np.array(list(MEASURED[device].values()))
     assert np.abs(ratio - 1).max() < 0.15
     assert np.abs(ratio - 1).mean() < 0.08
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "share"),
+    [("b200-sxm", "bf16", 0.70), ("b200-sxm", "fp8", 1.0), ("h100-sxm", "bf16", 1.0)],
+)
+def test_sustained_load_slows_products_of_a_step_only(device, dtype, share):
+    event = ComputeEvent(
+        op="gemm",
+        direction="forward",
+        dtype=dtype,
+        shape=(("m", 32768.0), ("n", 16384.0), ("k", 16384.0)),
+        flops=2.0 * 32768 * 16384**2,
+        bytes=1.0,
+    )
+    cluster, stack = parse_cluster(f"1x1 {device}"), load_stack("megatron-te")
+    burst, step = (
+        float(build_cost_model(cluster, stack, warm=warm).price([event]).value_s[0])
+        for warm in (False, True)
+    )
+    beyond = load("step")["compute"]
+    assert burst / (step / beyond) == pytest.approx(share, abs=0.02)

@@ -14,8 +14,9 @@ from foretrain.stack import Stack
 class Machine:
     """A device that runs the kernels of a stack.
 
-    `warm` counts the activation operand of a GEMM as partly resident in L2, as it is in a step;
-    operator tables are measured cold.
+    `warm` prices kernels as they run within a step: the activation operand of a GEMM is partly
+    resident in L2, and the clock is the one that the power limit leaves after seconds of load.
+    Operator tables are measured cold and in short bursts.
     """
 
     device: Device
@@ -33,6 +34,19 @@ class Machine:
             if peaks.get(name, 0.0) > 0.0:
                 return share * float(peaks[name])
         return share * max((float(value) for value in peaks.values()), default=1.0)
+
+    def sustained(self, dtype: str) -> float:
+        """Returns the share of a burst's FLOP/s that matrix units keep in a step (gemm.toml).
+
+        1 for isolated kernels, and for devices and dtypes without a measurement of both.
+        """
+        if not self.warm:
+            return 1.0
+        name = self.device.name.lower()
+        for entry in load("gemm")["sustained"]:
+            if dtype in entry["dtypes"] and any(fnmatchcase(name, x) for x in entry["devices"]):
+                return float(entry["share"])
+        return 1.0
 
     def supports(self, dtype: str) -> bool:
         """Returns whether the device has its own rate for `dtype`."""

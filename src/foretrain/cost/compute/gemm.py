@@ -79,6 +79,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     factor = factor * np.where([e.direction == "forward" for e in events], 1.0, 1.05)
     peak, t0 = machine.peak(kernel_dtype), float(found.values["t0_us"]) * 1e-6
     provenance = found.provenance if kernel_dtype == dtype else "guess"
+    share = machine.sustained(kernel_dtype)
     return [
         Answer(
             value_s=float(times.seconds[i]),
@@ -87,7 +88,8 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
             kernels=1.0,
             family="gemm",
             provenance=provenance,
-            formula=_formula(times, i, found.values, peak, kernel_dtype, float(loss[i])),
+            formula=_formula(times, i, found.values, peak, kernel_dtype, float(loss[i]))
+            + (f", x {share:g} under sustained load" if share < 1.0 else ""),
         )
         for i in range(len(events))
     ]
@@ -119,7 +121,7 @@ def column_seconds(
             where it accumulates).
         loss: divides the compute efficiency of each (misaligned rows).
         dtype: of the operands.
-        machine: device, stack, and whether L2 is warm.
+        machine: device, stack, and whether the kernels run within a step.
         constants: an entry of gemm.toml.
     """
     kernel_dtype = dtype_of(dtype, machine)
@@ -140,7 +142,7 @@ def column_seconds(
         ),
         constants=constants,
         bytes_moved=operands + columns["out_bytes"] * b * m * n,
-        penalty=loss,
+        penalty=loss / machine.sustained(kernel_dtype),
     )
 
 

@@ -99,8 +99,9 @@ def column_seconds(
     width_local = columns["ffn"] / columns["tp"]
     wide = np.where(columns["gated"] > 0, 2.0, 1.0) * width_local
     bandwidth = machine.device.memory_bandwidth
+    kernel_dtype = dtype_of(dtype, machine)
     rates = Rates(
-        peak=machine.peak(dtype_of(dtype, machine)),
+        peak=machine.peak(kernel_dtype),
         bandwidth=bandwidth,
         sms=machine.device.sm_count,
     )
@@ -110,7 +111,13 @@ def column_seconds(
     for n, k in ((wide, hidden), (hidden, width_local)):
         moved = size * active * n * k + rows * (size * k + max(size, 2.0) * n)
         shape = {"b": active, "m": np.maximum(1.0, rows / active), "n": n, "k": k}
-        total += gemm_seconds(shape, rates=rates, constants=tile, bytes_moved=moved).seconds
+        total += gemm_seconds(
+            shape,
+            rates=rates,
+            constants=tile,
+            bytes_moved=moved,
+            penalty=1.0 / machine.sustained(kernel_dtype),
+        ).seconds
     moved = float(constants["row_bytes"]) * rows
     moved = moved + float(constants["token_bytes"]) * columns["tokens"] * columns["topk"]
     gather = columns["permute"] * moved * hidden / (bandwidth * float(constants["e_b"]))
