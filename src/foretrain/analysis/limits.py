@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from foretrain.errors import InputError, Problem
+from foretrain.frontends.families import MAX_LAYERS
 from foretrain.frontends.spec import ModelSpec
 from foretrain.predict import data_parallel, predict
 from foretrain.run.spec import RunSpec
@@ -61,6 +62,8 @@ def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Li
     low, high = 0, max(now // step, 1)
     while fits(high) and high < MOST_STEPS:
         low, high = high, 2 * high
+    if fits(high):  # nothing larger was looked for
+        low = high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -90,6 +93,8 @@ def changed_run(run: RunSpec, quantity: str, value: int) -> RunSpec | None:
         plan = replace(run.plan, stages=None)
         changed = replace(run, model=replace(run.model, layers=value), plan=plan)
     else:
+        return None
+    if quantity == "layers" and value > MAX_LAYERS:
         return None
     numbers = Numbers(
         num_devices=run.cluster.world_size,

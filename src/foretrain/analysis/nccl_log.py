@@ -31,13 +31,15 @@ COLLECTIVES = {
 #: Widest first: "reduce" is part of other names.
 _NAMES = sorted(COLLECTIVES, key=len, reverse=True)
 _PERF = re.compile(rf"\b({'|'.join(_NAMES)})_perf\b")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,7})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 _NUMBER = r"(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _ROW = re.compile(
-    rf"(?:^|\s)(\d+)\s+(\d+)\s+([a-z]\w*)((?:\s+(?:[a-z]\w*|-?\d+))*?)"
+    rf"(?:^|\s)(\d{{1,18}})\s+(\d{{1,18}})\s+([a-z]\w*)((?:\s+(?:[a-z]\w*|-?\d+))*?)"
     rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+(\d+|N/A|{_NUMBER})"
     rf"(?:\s+{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s+(?:\d+|N/A|{_NUMBER}))?\s*$"
 )
+#: An hour: no collective lasts longer, the number is damaged.
+MOST_US = 3.6e9
 #: algbw and busbw are printed with two decimals: half a unit of the last, and 1 % of the value.
 _PRINTED, _TOLERANCE = 0.006, 0.01
 
@@ -63,6 +65,7 @@ class Table:
     device: str = ""
     dtype: str = ""
     reduces: bool = False
+    mixed: str = ""  # another device among the ranks
     where: str = ""
     samples: list[Sample] = field(default_factory=list[Sample])
     doubts: list[str] = field(default_factory=list[str])
@@ -80,8 +83,8 @@ def read_log(path: Path, *, collective: str = "") -> list[Table]:
     """
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        what = f"cannot read: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        what = f"cannot read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(Problem(what=what, where=str(path))) from None
     tables = [table for table in _tables(text, str(path)) if table.samples]
     if not tables:
@@ -123,7 +126,10 @@ def _tables(text: str, where: str) -> list[Table]:
                 hosts = set()
             hosts.add(rank[2])
             current.ranks = max(current.ranks, int(rank[1]) + 1)
-            current.nodes, current.device = len(hosts), rank[3].strip()
+            device = rank[3].strip()
+            if current.device and device != current.device:
+                current.mixed = device
+            current.nodes, current.device = len(hosts), device
             continue
         row = None if "#" in line else _ROW.search(line)
         if row:
@@ -138,7 +144,7 @@ def _add(table: Table, row: re.Match[str], number: int) -> None:
     table.reduces = table.reduces or any(
         word in ("sum", "prod", "max", "min", "avg") for word in words
     )
-    if int(row[1]) > 0 and float(row[5]) > 0.0:
+    if int(row[1]) > 0 and 0.0 < float(row[5]) <= MOST_US:
         table.samples.append(
             Sample(
                 num_bytes=int(row[1]),
@@ -177,6 +183,10 @@ def _check(table: Table) -> list[Problem]:
     if table.ranks < 2:
         what, way_out = "the log does not list its ranks", "keep the lines '#  Rank  0 ...'"
         return [Problem(what=what, where=where, way_out=way_out)]
+    if table.mixed:
+        what, way_out = "the ranks are on different devices", "measure groups of one device"
+        value = f"{table.device}, {table.mixed}"
+        return [Problem(what=what, where=where, value=value, way_out=way_out)]
     factor = bus_factor(table.collective, table.ranks)
     wrong: list[Sample] = []
     for sample in table.samples:

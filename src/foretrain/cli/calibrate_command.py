@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrain.cli.output import check_target, emit, write_atomically
+from foretrain.cli.output import check_target, emit, refuse_foreign, write_atomically
 from foretrain.errors import InputError, Problem
 
 KINDS = ("network", "ops")
@@ -52,6 +52,8 @@ def calibrate(
         problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
         raise InputError(problem)
     check_target(output, "--output")
+    of_network = {"--cluster": cluster, "--fabric": fabric, "--collective": collective}
+    refuse_foreign(kind, of_network if kind == "ops" else {"--device": device})
     if kind == "ops":
         _ops(files, output, device)
     else:

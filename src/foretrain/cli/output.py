@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,14 @@ def _why_not(path: Path) -> str:
     if not os.access(folder, os.W_OK):
         return f"the folder {str(folder)!r} cannot be written"
     return ""
+
+
+def refuse_foreign(kind: str, options: Mapping[str, object]) -> None:
+    """Raises InputError for options that were given and that this kind does not read."""
+    given = [name for name, value in options.items() if value not in (None, False, "all")]
+    if given:
+        what = f"not an option of {kind}: nothing would read it"
+        raise InputError([Problem(what=what, where=name, way_out="leave it out") for name in given])
 
 
 def json_text(value: dict[str, Any]) -> str:

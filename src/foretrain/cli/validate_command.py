@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from foretrain.cli.output import check_target, emit, json_text, write_atomically
+from foretrain.cli.output import check_target, emit, json_text, refuse_foreign, write_atomically
 from foretrain.errors import InputError, Problem
 
 KINDS = ("runs", "ops", "network")
@@ -72,9 +72,13 @@ def validate(
     if kind not in KINDS:
         problem = Problem(what="unknown kind", value=kind, allowed=", ".join(KINDS))
         raise InputError(problem)
-    check_target(json, "--json")
-    check_target(report, "--report")
-    check_target(write_baseline, "--write-baseline")
+    targets = {"--json": json, "--report": report, "--write-baseline": write_baseline}
+    runs_only = {
+        "--report": report, "--baseline": baseline, "--write-baseline": write_baseline,
+        "--families": families, "--ids": ids, "--by": by, "--ablation": ablation,
+    }  # fmt: skip
+    some = {"--part": part, "--calibration": calibration, "--limit": limit}
+    _check_options(kind, targets, runs_only, some)
     if kind == "ops":
         _ops(Path(file), json, part, limit, calibration)
         return
@@ -118,6 +122,23 @@ def validate(
         from foretrain.validation.ablation import render_ablation
 
         emit("\n" + render_ablation(ablate(result.items, workers=workers)))
+
+
+def _check_options(
+    kind: str,
+    targets: Mapping[str, str | None],
+    runs_only: Mapping[str, object],
+    some: Mapping[str, object],
+) -> None:
+    """Refuses targets that cannot be written and options that a kind does not read.
+
+    `some` are read by two of the three kinds, or one.
+    """
+    for option, target in targets.items():
+        check_target(target, option)
+    unread = {"runs": ("--part", "--calibration"), "ops": (), "network": ("--part", "--limit")}
+    foreign = {name: some[name] for name in unread[kind]}
+    refuse_foreign(kind, foreign if kind == "runs" else {**runs_only, **foreign})
 
 
 def _ops(

@@ -25,6 +25,8 @@ TABLES: Mapping[str, str] = {
     "memory": "memory",
 }
 _WAY_OUT = "write it again with `foretrain calibrate ops`"
+#: Shares of a peak: without a floor a time is infinite. MOST: no constant of any kind is larger.
+SHARES, LEAST_SHARE, MOST = ("e", "e_b", "e_c", "e_d", "op"), 1e-4, 1e12
 
 
 def read_operators(path: Path) -> Entries:
@@ -39,7 +41,7 @@ def read_operators(path: Path) -> Entries:
     except OSError as error:
         what = f"cannot read: {error.strerror or error}"
         raise FileFormatError(Problem(what=what, where=str(path))) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(Problem(what=f"not TOML: {error}", where=str(path))) from None
     kinds: object = data.get("operators", {})
     problems: list[Problem] = []
@@ -70,8 +72,9 @@ def read_operators(path: Path) -> Entries:
 def _fault(kind: str, entry: object) -> str:
     """Returns what is wrong with an entry, or an empty text.
 
-    It must name devices and dtypes as its kind does, and hold every constant that some shipped
-    entry of its form holds under the same name as a number.
+    It must name devices and dtypes as its kind does, and hold every constant that all shipped
+    entries of its form hold, under the same name as a number. What only some of them hold is
+    optional.
     """
     if not isinstance(entry, dict):
         return "the entry is no table"
@@ -79,13 +82,28 @@ def _fault(kind: str, entry: object) -> str:
     devices = values.get("devices")
     if not isinstance(devices, list) or not devices:
         return "'devices' lists no device"
+    for key in ("devices", "dtypes", "kernels"):
+        listed = values.get(key, [])
+        if not isinstance(listed, list) or not all(
+            isinstance(item, str) for item in cast("list[object]", listed)
+        ):
+            return f"{key!r} must list names"
     for key, value in _numbers(values):
         if not math.isfinite(value):
             return f"{key!r} is not finite"
+        low = LEAST_SHARE if key in SHARES else 0.0
+        if not low <= value <= MOST:
+            return f"{key!r} is {value:g}, and must lie between {low:g} and {MOST:g}"
     shipped = _like(kind, values)
-    if shipped is None:
+    if not shipped:
         return "no shipped entry has this form"
-    for key, value in shipped.items():
+    common = {key: value for key, value in shipped[0].items() if all(key in s for s in shipped)}
+    return _missing(values, common) or _odd_words(values, shipped)
+
+
+def _missing(values: Mapping[str, object], common: Mapping[str, Any]) -> str:
+    """Returns which of the constants of all shipped entries is absent or of another type."""
+    for key, value in common.items():
         if key in ("generations", "forms", "kernels", "band", "names"):
             continue
         given = values.get(key)
@@ -99,13 +117,34 @@ def _fault(kind: str, entry: object) -> str:
     return ""
 
 
-def _like(kind: str, values: Mapping[str, object]) -> Mapping[str, Any] | None:
-    """Returns a shipped entry of the same form (attention kernel, tile or roofline GEMM)."""
-    for entry in (*load(TABLES[kind])["entry"], *load(_BESIDE.get(kind, TABLES[kind]))["entry"]):
-        same = ("kernel", "form")
-        if all(entry.get(key) == values.get(key) for key in same):
-            return entry
-    return None
+def _odd_words(values: Mapping[str, object], shipped: Sequence[Mapping[str, Any]]) -> str:
+    """Returns which word or interval has a form that no shipped entry has."""
+    band, known = values.get("band"), [entry["band"] for entry in shipped if "band" in entry]
+    if band is not None and known and not any(_same_form(band, other) for other in known):
+        return "'band' is malformed"
+    tiles = {entry.get("tiles") for entry in shipped}
+    if values.get("tiles") not in tiles:
+        return f"'tiles' is none of {', '.join(sorted(str(word) for word in tiles))}"
+    return ""
+
+
+def _same_form(value: object, other: object) -> bool:
+    """Whether both are a number, or lists of as many numbers."""
+    if isinstance(other, list):
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        numbers = all(isinstance(x, int | float) and math.isfinite(x) and x >= 1.0 for x in items)
+        return numbers and len(items) == len(cast("list[object]", other))
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1.0
+
+
+def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    """Returns the shipped entries of the same form (attention kernel, tile or roofline GEMM)."""
+    every = (*load(TABLES[kind])["entry"], *load(_BESIDE.get(kind, TABLES[kind]))["entry"])
+    return [
+        entry
+        for entry in every
+        if all(entry.get(key) == values.get(key) for key in ("kernel", "form"))
+    ]
 
 
 _BESIDE = {"gemm": "gemm", "moe_gemm": "moe", "attention": "attention"}

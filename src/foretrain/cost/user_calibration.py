@@ -57,7 +57,7 @@ def read_calibration(path: Path) -> UserCalibration:
     except OSError as error:
         what = f"cannot read: {error.strerror or error}"
         raise FileFormatError(Problem(what=what, where=str(path))) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(Problem(what=f"not TOML: {error}", where=str(path))) from None
     network: object = data.get("network", {})
     entries: object = (
@@ -71,7 +71,7 @@ def read_calibration(path: Path) -> UserCalibration:
     for number, entry in enumerate(cast("list[Any]", entries), start=1):
         try:
             curves.append(curve_from_table(entry))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             where = f"{path}, [[network.curve]] number {number}"
             what = f"missing or malformed: {error}"
             way_out = "write it again with `foretrain calibrate network`"

@@ -228,11 +228,14 @@ def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> M
                 what="missing family" if family is None else "unknown family",
                 where=f"{where}.family",
                 value=family,
-                allowed=", ".join(sorted((*FAMILIES, *CONV_FAMILIES))),
-                way_out=nearest(str(family), (*FAMILIES, *CONV_FAMILIES)),
+                allowed=", ".join(sorted((*FAMILIES, *CONV_FAMILIES, "dlrm"))),
+                way_out=nearest(family, (*FAMILIES, *CONV_FAMILIES, "dlrm"))
+                if isinstance(family, str)
+                else "",
             )
         )
-        family = "gpt"
+        # what else is wrong depends on the family, but for misspelt keys
+        raise InputError(problems if isinstance(family, str) else problems[-1:])
     family = family.lower()
     values = _checked(given, where, problems)
     problems += [

@@ -16,6 +16,8 @@ import yaml
 from foretrain.errors import FileFormatError, Problem
 
 ENDINGS = (".toml", ".yaml", ".yml")
+#: A date of month 13, or a tag (!!int, !!bool) on a text that it does not fit.
+_ODD_VALUE = (ValueError, LookupError, AttributeError, TypeError)
 ABOUT = ("aliases", "num_parameters", "source")
 
 
@@ -40,7 +42,7 @@ def read_model_file(path: Path) -> dict[str, Any]:
 def _toml(text: str, path: Path) -> object:
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is one, too
         raise _refusal(f"not valid TOML: {error}", path) from None
     listed = content.get("model")
     if listed is None:
@@ -54,7 +56,7 @@ def _toml(text: str, path: Path) -> object:
 def _yaml(text: str, path: Path) -> object:
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, *_ODD_VALUE) as error:
         first = str(error).splitlines()[0] if str(error) else "syntax error"
         raise _refusal(f"not valid YAML: {first}", path) from None
 

@@ -115,6 +115,8 @@ def _columns(given: Mapping[str, Any], where: str, problems: list[Problem]) -> l
         value = ", ".join(f"{key} {len(values)}" for key, values in lists.items())
         problems.append(Problem(what=what, where=where, value=value))
         return []
+    if lengths == {0}:
+        problems.append(Problem(what="the lists are empty: no table", where=where))
     single = {key: value for key, value in given.items() if key not in lists}
     return [
         {**single, **{key: values[i] for key, values in lists.items()}}

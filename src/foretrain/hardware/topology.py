@@ -21,7 +21,9 @@ from foretrain.errors import FileFormatError, Problem
 
 #: Paths over PCIe, the nearest first.
 PCIE_PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-_CELL = re.compile(r"X|NV(\d+)|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
+_CELL = re.compile(r"X|NV([1-9]\d{0,2})|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
+#: The matrix of a node of 64 devices has some 20 kB.
+MAX_FILE_BYTES = 1 << 20
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 #: Rings are searched by trying orders up to this group size; larger groups take the fewest links.
 _MAX_SEARCH = 8
@@ -195,9 +197,18 @@ def read_topology(path: Path) -> Topology:
         FileFormatError: not readable, or not such a matrix.
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(Problem(what=f"cannot read: {error}", where=str(path))) from None
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_FILE_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        what = "not a text file in UTF-8"
+        raise FileFormatError(Problem(what=what, where=str(path))) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        what = f"cannot read: {getattr(error, 'strerror', None) or error}"
+        raise FileFormatError(Problem(what=what, where=str(path))) from None
+    if len(raw) > MAX_FILE_BYTES:
+        what = f"larger than {MAX_FILE_BYTES >> 20} MiB, so hardly the matrix of one node"
+        raise FileFormatError(Problem(what=what, where=str(path)))
     return parse_topology(text, where=str(path))
 
 

@@ -82,9 +82,11 @@ def _time_parts(parts: TimeParts, step: float) -> dict[str, Any]:
                 where="time_parts_s",
             )
         )
+    # the rounding of the sum goes where it leaves no part below zero
     unnamed = sum(v for axis, v in parts.exposed_communication.items() if axis not in AXES)
+    rest = parts.other + unnamed + gap
     return {
-        "compute": parts.compute,
+        "compute": parts.compute + min(rest, 0.0),
         "recompute": parts.recompute,
         "optimizer": parts.optimizer,
         "exposed_communication": {
@@ -93,7 +95,7 @@ def _time_parts(parts: TimeParts, step: float) -> dict[str, Any]:
         "bubble": parts.bubble,
         "host": parts.host,
         "wait": parts.wait,
-        "other": parts.other + unnamed + gap,
+        "other": max(rest, 0.0),
     }
 
 

@@ -191,7 +191,7 @@ def _read_size(
             lines.append(f"image = {model.image} (usual for {model.name})")
         return None, section.integer("image") or model.image
     fixed = model.image_sequence if model is not None else None
-    if fixed is None and not section.has("sequence"):
+    if model is not None and fixed is None and not section.has("sequence"):
         what, way_out = "missing: the training length in tokens", "e.g. sequence: 4096"
         fields.refuse([Problem(what=what, where="training.sequence", way_out=way_out)], PlanError)
     return section.integer("sequence") or fixed, None

@@ -89,7 +89,10 @@ def with_lookups(
             return model
         skewed = (replace(t, zipf=exponent, distinct=None, reuse=()) for t in model.tables)
         return replace(model, tables=tuple(skewed))
-    path = Path(str(value)) if folder is None else folder / str(value)
+    if not isinstance(value, str) or not value.strip():
+        section.refuse("lookups", "names no file", given, _WAY_OUT)
+        return model
+    path = Path(value) if folder is None else folder / value
     try:
         found = read_reuse(path)
     except FileFormatError as error:
@@ -138,7 +141,7 @@ def _applied(section: Section, model: RecSpec, found: Mapping[str, Reuse]) -> Re
 def read_reuse(path: Path) -> dict[str, Reuse]:
     """Returns the measured reuse in a file, by pattern of table names. Raises FileFormatError."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise FileFormatError(Problem(what="not a text file in UTF-8", where=str(path))) from None
     except (OSError, ValueError) as error:
@@ -163,7 +166,18 @@ def read_histogram(text: str, where: str) -> Reuse:
         raise FileFormatError(Problem(what="no reuse histogram in the file", where=where))
     bins = tuple(reversed(list(zip(row_shares, lookup_shares, strict=True))))
     kept = tuple((rows, lookups) for rows, lookups in bins if rows or lookups)
+    if (
+        unique > total
+        or not kept
+        or not all(_sums_to_one(column) for column in zip(*kept, strict=True))
+    ):
+        what = "the histogram is damaged: more different rows than lookups, or shares that do not "
+        raise FileFormatError(Problem(what=what + "add up to 1", where=where))
     return Reuse(distinct=unique / total, bins=kept)
+
+
+def _sums_to_one(shares: Sequence[float]) -> bool:
+    return all(share <= 1.0 for share in shares) and abs(sum(shares) - 1.0) < 0.05
 
 
 def _count(text: str, word: str, where: str) -> float:
@@ -174,12 +188,17 @@ def _count(text: str, word: str, where: str) -> float:
 
 
 def _shares(text: str) -> list[float]:
-    return [float(value) for value in re.findall(r"^\(\d+[^:]*: *([0-9.]+) *$", text, re.MULTILINE)]
+    found = re.findall(r"^\(\d+[^:]*: *(\d*\.?\d+|\d+\.) *$", text, re.MULTILINE)
+    return [float(value) for value in found]
 
 
 def _read_csv(text: str, where: str) -> dict[str, Reuse]:
     reader = csv.DictReader(text.splitlines())
-    names: Sequence[str] = reader.fieldnames or ()
+    try:
+        names: Sequence[str] = reader.fieldnames or ()
+        rows = list(reader)
+    except csv.Error as error:
+        raise FileFormatError(Problem(what=f"not a CSV file: {error}", where=where)) from None
     missing = [column for column in _COLUMNS if column not in names]
     if missing:
         what = f"no column {missing[0]}"
@@ -187,15 +206,18 @@ def _read_csv(text: str, where: str) -> dict[str, Reuse]:
         raise FileFormatError(Problem(what=what, where=where, allowed=allowed))
     found: dict[str, Reuse] = {}
     problems: list[Problem] = []
-    for line, row in enumerate(reader, 2):
+    for line, row in enumerate(rows, 2):
         lookups, distinct = as_number(row["lookups"]), as_number(row["distinct"])
         if lookups is None or distinct is None or not 0 < distinct <= lookups:
             what = "needs lookups and, of them, at least one and at most all distinct"
             value = f"lookups {row['lookups']}, distinct {row['distinct']}"
             problems.append(Problem(what=what, where=f"{where}, line {line}", value=value))
             continue
+        if row["table"] in found:
+            what = "the table is given twice"
+            problems.append(Problem(what=what, where=f"{where}, line {line}", value=row["table"]))
         found[str(row["table"])] = Reuse(distinct=distinct / lookups)
     if problems or not found:
         nothing = Problem(what="no table in the file", where=where)
-        raise FileFormatError(problems or [nothing])
+        raise FileFormatError(problems[:20] or [nothing])
     return found

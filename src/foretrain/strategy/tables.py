@@ -135,6 +135,12 @@ def check_rec_plan(spec: RecSpec, plan: Plan, num_devices: int) -> list[Problem]
             problems.append(
                 Problem(what=what, where=f"plan.{key}", value=value, allowed="1", way_out=way_out)
             )
+    if plan.preset == "fsdp":
+        what = f"sharding {spec.name} with FSDP is not modelled"
+        allowed, way_out = "dlrm, ddp, plain", "use preset dlrm"
+        problems.append(
+            Problem(what=what, where="plan.preset", value="fsdp", allowed=allowed, way_out=way_out)
+        )
     mode = plan.recompute.mode
     if mode != "none":
         what = f"recompute of {spec.name} is not modelled"

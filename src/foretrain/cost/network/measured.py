@@ -20,6 +20,12 @@ from foretrain.cost.network.curve import bus_factor
 from foretrain.hardware.cluster import Cluster, GroupLayout
 from foretrain.units import GB, US
 
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "reduce",
+)  # fmt: skip
+#: What no measurement exceeds: sizes (bytes), bandwidths (bytes/s), latencies.
+_MOST, _LEAST_RATE, _MOST_RATE, _LONGEST_S = 1e18, 1e3, 1e15, 3600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
@@ -155,6 +161,30 @@ def curve_from_table(entry: Mapping[str, Any]) -> MeasuredCurve:
         max_error=float(entry["max_error"]),
         source=str(entry["source"]),
     )
-    if curve.bandwidth <= 0.0 or curve.latency_s < 0.0 or len(curve.sigmoid) not in (0, 4):
-        raise ValueError("bandwidth_gb_s must be above 0, sigmoid holds 0 or 4 numbers")
+    fault = _fault(entry, curve)
+    if fault:
+        raise ValueError(fault)
     return curve
+
+
+def _fault(entry: Mapping[str, Any], curve: MeasuredCurve) -> str:
+    """Returns what is wrong with the values of an entry, or an empty text."""
+    words = ("device", "fabric", "collective", "source")
+    wrong = [key for key in words if not isinstance(entry[key], str)]
+    wrong += [key for key in ("nodes", "ranks") if type(entry[key]) is not int]
+    wrong += [key for key in ("plateau",) if not isinstance(entry[key], bool)]
+    if wrong:
+        return f"{wrong[0]} is {entry[wrong[0]]!r:.60}"
+    if curve.collective not in COLLECTIVES:
+        return f"collective is {curve.collective!r:.60}, not one of {', '.join(COLLECTIVES)}"
+    if not (1 <= curve.nodes <= curve.ranks and curve.ranks >= 2):
+        return f"{curve.ranks} ranks on {curve.nodes} nodes"
+    if len(curve.sigmoid) not in (0, 4) or not all(abs(x) <= _MOST for x in curve.sigmoid):
+        return "sigmoid holds 0 or 4 numbers"
+    if not (_LEAST_RATE <= curve.bandwidth <= _MOST_RATE and 0.0 <= curve.latency_s <= _LONGEST_S):
+        return "bandwidth_gb_s lies between 1e-6 and 1e6, latency_us between 0 and an hour"
+    sizes = (curve.m1, curve.m2, curve.smallest, curve.largest)
+    errors = (curve.mean_error, curve.max_error)
+    if not all(0.0 <= value <= _MOST for value in (*sizes, *errors)):
+        return "sizes and errors lie between 0 and 1e18"
+    return ""

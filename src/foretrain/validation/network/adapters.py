@@ -34,6 +34,9 @@ COLLECTIVES: dict[str, str] = {
 }
 DTYPE_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4, "double": 8}
 
+#: No message of a collective is larger; more is a damaged cell.
+MOST_BYTES = 1e15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
@@ -57,7 +60,20 @@ def read_network_rows(path: Path) -> list[NetworkRow]:
     seen: dict[str, int] = {}
     problems: list[Problem] = []
     for number, line in lines:
-        row = adapter.read(line, f"{path.name.split('.')[0]}-{number}")
+        name = f"{path.name.split('.')[0]}-{number}"
+        try:
+            row = adapter.read(line, name)
+        except KeyError as error:
+            what = f"no column {error.args[0]!r}, which tables of {adapter.name} have"
+            raise FileFormatError(Problem(what=what, where=str(path))) from None
+        except (ValueError, OverflowError, ZeroDivisionError) as error:  # a cell is no number
+            row = NetworkRow(id=name, reason=f"unreadable: {error}")
+        if not 0.0 <= row.bytes <= MOST_BYTES:
+            row = replace(
+                row, bytes=0.0, reason=row.reason or f"no size of a message: {row.bytes:g}"
+            )
+        if row.time_us is not None and row.time_us <= 0.0:
+            row = replace(row, time_us=None)
         if not row.id or row.id in seen:
             what = f"the id is given twice (line {seen[row.id]})" if row.id else "the id is empty"
             problems.append(Problem(what=what, where=f"{path}, line {number}", value=row.id))
@@ -104,6 +120,8 @@ def _collection(line: Line, name: str) -> NetworkRow:
     """A line of a collection of nccl-tests results on named machines."""
     row = _base(name, line["collective"], line["bytes"])
     nodes, gpus = int(line["nodes"]), int(line["gpus"])
+    if not 1 <= nodes <= gpus:
+        return replace(row, reason=row.reason or f"{gpus} gpus on {nodes} nodes")
     text = line["interconnect"]
     product = line["gpu"] if "H100 PCIe" not in line["gpu"] else "h100-pcie"
     device = re.sub(r"-class.*| HBM3| 120GB", "", product)

@@ -72,11 +72,29 @@ def events_of(row: OpRow) -> tuple[ComputeEvent, ...]:
     missing = [key for key in needs if row.shape.get(key, 0.0) <= 0.0]
     if missing:
         raise Unsupported(f"{op} needs {', '.join(missing)}")
+    fault = _contradiction(op, row.shape)
+    if fault:
+        raise Unsupported(fault)
     maker = {"gemm": _gemm, "attention": _attention, "conv2d": _conv2d, "moe_gemm": _moe}.get(op)
     directions = _directions(row.part, two=op in ("gemm", "conv2d"))
     if maker is not None:
         return tuple(maker(row.shape, dtype, direction) for direction in directions)
     return tuple(_memory(row, op, dtype, direction) for direction in directions)
+
+
+def _contradiction(op: str, shape: Mapping[str, float]) -> str:
+    """Returns why no operator has such a shape, or an empty text."""
+    pairs = {
+        "attention": (("heads", "kv_heads"),),
+        "conv2d": (("c", "groups"), ("k", "groups")),
+        "moe_gemm": (("experts", "ep"),),
+    }
+    for whole, part in pairs.get(op, ()):
+        if shape.get(part, 0.0) > 0.0 and shape[whole] % shape[part]:
+            return f"{op}: {part} {shape[part]:g} does not divide {whole} {shape[whole]:g}"
+    if op == "moe_gemm" and shape["topk"] > shape["experts"]:
+        return f"moe_gemm: topk {shape['topk']:g} of {shape['experts']:g} experts"
+    return ""
 
 
 def _directions(part: str, *, two: bool) -> tuple[Direction, ...]:

@@ -183,10 +183,12 @@ def render(results: Sequence[OpResult]) -> str:
 
 
 def _table(keys: Sequence[str], rows: Sequence[tuple[tuple[str, ...], OpStats]]) -> list[str]:
+    if not rows:
+        return []
     widths = [max(len(key), *(len(group[i]) for group, _ in rows)) for i, key in enumerate(keys)]
     columns = ("rows", "mean", "median", "p90", "bias", "in band", "noise")
     text = "  ".join(f"{key:{width}s}" for key, width in zip(keys, widths, strict=True))
-    lines = [text + "".join(f"{column:>9s}" for column in columns)] if rows else []
+    lines = [text + "".join(f"{column:>9s}" for column in columns)]
     for group, stats in rows:
         text = "  ".join(f"{cell:{width}s}" for cell, width in zip(group, widths, strict=True))
         cells = (

@@ -29,6 +29,10 @@ SHAPE = (
     "tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "gated", "distribution",
     "rows", "cols", "operands", "tables", "dim", "pooling", "params",
 )  # fmt: skip
+#: No size of an operator is larger; more is a damaged cell, and its work no finite number.
+MOST = 1e12
+#: An hour: no operator lasts longer.
+MOST_US = 3.6e9
 PASSES = ("forward", "backward", "full", "backward_input", "backward_weight")
 _TRUE = ("true", "yes", "1", "1.0", "y", "t")
 _FALSE = ("false", "no", "0", "0.0", "n", "f", "", "nan", "none")
@@ -143,7 +147,7 @@ def _item(name: str, line: Mapping[str, str]) -> MeasuredOp:
         if not text or text.lower() in ("nan", "none"):
             continue
         value = _distribution(text) if key == "distribution" else _number(text)
-        if value is None or value < 0:
+        if value is None or not 0 <= value <= MOST:
             bad.append(f"{key} {text!r}")
         else:
             shape[key] = value
@@ -165,7 +169,7 @@ def _item(name: str, line: Mapping[str, str]) -> MeasuredOp:
         shape=shape,
         unreadable=tuple(bad),
     )
-    return MeasuredOp(row=row, latency_us=latency if latency and latency > 0 else None)
+    return MeasuredOp(row=row, latency_us=latency if latency and 0 < latency <= MOST_US else None)
 
 
 def _number(text: str) -> float | None:
