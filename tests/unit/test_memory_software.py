@@ -12,12 +12,14 @@ from foretrain.errors import InputError
 from foretrain.frontends.catalog import resolve_model
 from foretrain.frontends.spec import ModelSpec
 from foretrain.graph.precision import Precision
-from foretrain.predict import predict
+from foretrain.predict import compile_run, predict
 from foretrain.program import Comm, CommEvent
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
+from foretrain.simulator.device_memory import device_memory
+from foretrain.simulator.memory import Peak
 from foretrain.simulator.simulate import simulate
-from foretrain.strategy.plan import Plan
+from foretrain.strategy.plan import Plan, Recompute
 from foretrain.strategy.stages import stages_by_cost
 from foretrain.units import GIB
 from support import STACK, compile_small, flat_times, llama, segment
@@ -46,6 +48,30 @@ def test_autocast_keeps_cast_weights_until_backward() -> None:
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
     assert forward == 2 * layer
     assert segment(program, "layers.0 backward").delta()["weight copies"] == -forward
+
+
+def test_cast_weights_of_a_recomputed_block_die_with_each_pass() -> None:
+    plan = Plan(preset="plain", zero=0, recompute=Recompute(mode="full"))
+    program = compile_small(llama(), plan, 1, precision=AUTOCAST).program
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    for which in ("forward", "backward"):
+        items = segment(program, f"layers.0 {which}").items
+        changes = [item.delta.get("weight copies", 0.0) for item in items]
+        assert max(changes) == 2 * layer
+        assert sum(changes) == 0.0
+
+
+def test_free_blocks_fill_a_device_and_never_decide() -> None:
+    run = run_of(preset="fsdp", zero=3)
+    compiled = compile_run(run)
+    peak = Peak(parts={"activations": 60 * GIB, "gathered weights": GIB}, moment="", timeline=())
+    stack = replace(run.stack, fragmentation=0.1, gather_slack=0.5, pipeline_slack=0.0)
+    used = [
+        device_memory(compiled.program, 0, peak, stack, usable * GIB).used / GIB
+        for usable in (200.0, 80.0, 60.0)
+    ]
+    needed = 1.1 * (61 + stack.workspace_gib) + stack.communicator_gib + stack.context_gib
+    assert used == pytest.approx([needed + 0.5 * (61 + stack.workspace_gib), 77.6, needed])
 
 
 def test_ddp_holds_its_buckets_beside_the_gradients() -> None:

@@ -299,6 +299,7 @@ def test_overlap_is_what_notes_and_stack_say(notes: str, overlap: dict[str, bool
         ("Megatron-DeepSpeed", "2022-02", "deepspeed"),
         ("NeMo/Megatron-Core", "NeMo24.07", "nemo"),
         ("torchtitan", "", "torchtitan"),
+        ("InternEvo", "", "internevo"),
         ("llm-foundry/Composer FSDP", "", "llm-foundry"),
         ("MaxText (JAX)", "", "jax-xla"),
         ("HF transformers (single GPU) / Megatron (distributed)", "", "pytorch-eager"),
@@ -312,6 +313,14 @@ def test_frameworks_become_stacks(framework: str, version: str, stack: str) -> N
 
 def test_all_stacks_of_the_table_exist() -> None:
     assert {stack for _, stack, _ in STACKS} <= set(list_stacks())
+
+
+def test_the_gpipe_prototype_recomputes_and_has_stubs_for_embedding_and_loss() -> None:
+    row = replace(ROW, model="GPT-3", framework="DeDLOC/GPipe", recompute="", vocab=None)
+    made = map_row(row)
+    assert made.run["plan"]["recompute"] == "full"
+    assert made.run["model"]["vocab"] == 2
+    assert sum("prototype" in line or "stubs" in line for line in made.assumed) == 3
 
 
 def test_a_stack_that_stands_in_for_another_is_said() -> None:

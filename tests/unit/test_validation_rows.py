@@ -35,6 +35,24 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
     assert run.row.unreadable == ("n_gpus 'eight'", "mbs '2.5'")
 
 
+@pytest.mark.parametrize(
+    ("count", "notes", "batches", "step"),
+    [
+        ("8", "bs csv value taken as per-GPU batch (config files)", (160, 1280), 0.5),
+        ("1", "bs csv value taken as per-GPU batch (config files)", (1280, None), 4.0),
+        ("3", "bs csv value taken as per-GPU batch (config files)", (None, 1280), 4.0 / 3),
+        ("8", "batch per GPU", (1280, None), 4.0),
+    ],
+)
+def test_the_batch_of_a_node_is_divided_over_its_devices(
+    count: str, notes: str, batches: tuple[int | None, int | None], step: float, tmp_path: Path
+) -> None:
+    text = f"id,n_gpus,mbs,iter_time_s,notes\na,{count},1280,4.0,{notes}\n"
+    (run,) = read_rows(write(tmp_path / "r.csv", text))
+    assert (run.row.mbs, run.row.gbs) == batches
+    assert run.measured.iter_time_s == pytest.approx(step)
+
+
 def test_a_row_has_no_place_for_what_was_measured() -> None:
     assert not {*MEASURED_NUMBERS, *MEASURED_TEXTS} & set(Row.__slots__)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from foretrain.units import GIB
 from foretrain.validation.accuracy_page import accuracy_page
 from foretrain.validation.compare import Comparison, compare, measured_step
+from foretrain.validation.memory_report import memory_page, verdicts
 from foretrain.validation.outcomes import Outcome, Prediction
 from foretrain.validation.ranking import rank_statistics, regret, spearman
 from foretrain.validation.report import build_report, reasons, render, short_reason, to_json
@@ -141,6 +143,26 @@ def test_out_of_memory_is_counted_in_four_boxes() -> None:
     measured = [Measured(), Measured(), Measured(iter_time_s=1), Measured(iter_time_s=1)]
     oom = statistics_of(compare(outcomes, [*measured, Measured()])).oom
     assert (oom.tp, oom.fn, oom.fp, oom.tn) == (1, 1, 1, 1)
+
+
+def test_verdicts_with_assumed_settings_stand_apart() -> None:
+    worked = Measured(iter_time_s=1.0)
+    guessed = replace(outcome("a", 1.0, fits=False), assumed=("microbatch (not stated)",))
+    known = replace(
+        outcome("b", 1.0, fits=False),
+        assumed=("global_batch = microbatch x dp x accumulation (not stated)",),
+    )
+    items = compare([guessed, known], [worked, worked])
+    parts = verdicts(items)
+    assert (parts["stated"].fp, parts["assumed"].fp) == (1, 1)
+    text = "\n".join(memory_page([*items, failed_and_refused()]).splitlines())
+    assert "settings stated (1), GiB to spare:\n\nb (" in text
+    assert "settings assumed (1), GiB to spare:\n\na (" in text
+
+
+def failed_and_refused() -> Comparison:
+    made = outcome("z", 1.0, fits=False, task="pretrain FAILED(oom)")
+    return compare([made], [Measured()])[0]
 
 
 CRASH = {"task": "pretrain FAILED(oom/crash)"}

@@ -121,12 +121,12 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
     ),
     "internevo-0014": (
         "32x8 a100-sxm-80gb, 4x100G roce",
-        "deepspeed",
+        "internevo",
         None,
         llama(32, 4096, 32, 32, vocab=103168),
         training(2048, "bf16", global_batch=2048, microbatch=2),
         {"preset": "deepspeed", "tp": 1, "pp": 1, "zero": 1, "shard": 8, "recompute": "none"},
-        ("stack", "ffn"),
+        ("ffn",),
     ),
     "jax_toolbox-0008": (
         "32x8 h100-sxm",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretrain.compiler.flow import Copy, Flow, Launch, Relayout, as_split
+from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
 from foretrain.compiler.recompute import core_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split
@@ -63,6 +63,12 @@ class LoweredBlock:
     side: Copy | None = None
     side_grad_in: Copy | None = None
     side_grad: Copy | None = None
+
+
+def repeats(lowered: LoweredBlock) -> bool:
+    """Returns whether the whole forward runs again in backward: nothing but the input is saved."""
+    again = any(isinstance(launch, OpLaunch) and launch.recomputed for launch in lowered.backward)
+    return again and lowered.saved <= {lowered.input, lowered.side}
 
 
 def op_path(block: Block, layer: int, op: str) -> str:

@@ -7,11 +7,11 @@ classes and the stages; compiler/stage.py writes the launch list of one stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
-from foretrain.compiler.block import LoweredBlock, lower_block, op_path, owner_axes
+from foretrain.compiler.block import LoweredBlock, lower_block, op_path, owner_axes, repeats
 from foretrain.compiler.check_nodes import check_nodes
 from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.exchange import Part, cut
@@ -52,14 +52,6 @@ class Job:
     samples_per_step: int
     table_optimizer: str = "sgd"  # of tables that backward updates
     by_module: bool = False  # book live bytes by module instead of by part
-
-
-def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
-    """Returns a segment whose last item also changes live bytes by `change`."""
-    if not change or not segment.items:
-        return segment
-    *first, last = segment.items
-    return replace(segment, items=(*first, replace(last, delta={**last.delta, **change})))
 
 
 def compile_program(graph: Graph, tree: StrategyTree, job: Job) -> Program:
@@ -303,7 +295,7 @@ class _Compiler:
                 by_module=self.job.by_module,
             )
             make = maker.forward if which == "forward" else maker.backward
-            segment = self._with_passes(make(lowered), unit, which)
+            segment = self._with_passes(make(lowered), unit, which, again=repeats(lowered))
             self.cut[key] = tuple(self._piece(segment.name, part) for part in cut(segment.items))
         return self.cut[key]
 
@@ -318,7 +310,7 @@ class _Compiler:
         fused = self.job.stack.fused
         return (*fused, "kv") if "qkv" in fused else fused
 
-    def _with_passes(self, segment: Segment, unit: Unit, which: str) -> Segment:
+    def _with_passes(self, segment: Segment, unit: Unit, which: str, *, again: bool) -> Segment:
         """Adds what the framework launches around the operators of a unit."""
         passes = Passes(
             table=self.table,
@@ -327,17 +319,8 @@ class _Compiler:
             stack=self.job.stack,
             accumulation=self.tree.schedule.accumulation,
         )
-        if which == "forward":
-            before, after = passes.before_forward(unit), []
-        else:
-            before, after = passes.before_backward(unit), passes.after_backward(unit)
-            segment = _changed(segment, passes.change_of_backward(unit))
-        shift = len(before)
-        moved = [
-            replace(item, waits=tuple(wait + shift for wait in item.waits))
-            for item in segment.items
-        ]
-        return replace(segment, items=(*before, *moved, *after))
+        around = passes.around_forward if which == "forward" else passes.around_backward
+        return around(segment, unit, again=again)
 
     def _shaper(self, lowered: LoweredBlock) -> Shaper:
         known = self.shapers.get(id(lowered))

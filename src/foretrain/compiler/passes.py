@@ -9,13 +9,14 @@ Each is one launch per unit, with the bytes it reads and writes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from foretrain.compiler.events import EventTable
 from foretrain.compiler.parameters import Unit
 from foretrain.graph.precision import Precision
 from foretrain.mesh import Mesh
-from foretrain.program import ComputeEvent, Item
+from foretrain.program import ComputeEvent, Item, Segment
 from foretrain.stack import Stack
 
 
@@ -34,6 +35,24 @@ class Passes:
     precision: Precision
     stack: Stack
     accumulation: int
+
+    def around_forward(self, segment: Segment, unit: Unit, *, again: bool) -> Segment:
+        """Returns the forward of a unit with what the framework launches around its operators.
+
+        With `again` it runs again in backward: cast weights die with each of the two passes.
+        """
+        copies = self.weight_copies(unit)
+        if again and copies:
+            segment = _changed(segment, {"weight copies": -copies})
+        return _joined(self.before_forward(unit), segment, [])
+
+    def around_backward(self, segment: Segment, unit: Unit, *, again: bool) -> Segment:
+        """Returns the backward of a unit with what the framework launches around its operators."""
+        copies = self.weight_copies(unit)
+        segment = _changed(segment, self.change_of_backward(unit))
+        if again and copies:
+            segment = _begun(segment, {"weight copies": copies})
+        return _joined(self.before_backward(unit), segment, self.after_backward(unit))
 
     def before_forward(self, unit: Unit) -> list[Item]:
         """Returns casts of the weights held here and the unpacking of a gathered buffer."""
@@ -102,3 +121,31 @@ class Passes:
             bytes=elements * size,
         )
         return Item(label=label, event=self.table.intern(event))
+
+
+def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
+    """Returns a segment whose last item also changes live bytes by `change`."""
+    if not change or not segment.items:
+        return segment
+    *first, last = segment.items
+    return replace(segment, items=(*first, replace(last, delta={**last.delta, **change})))
+
+
+def _begun(segment: Segment, change: Mapping[str, float]) -> Segment:
+    """Returns a segment whose first item also changes live bytes by `change`."""
+    if not segment.items:
+        return segment
+    first, *rest = segment.items
+    delta = {
+        part: first.delta.get(part, 0.0) + change.get(part, 0.0) for part in (*first.delta, *change)
+    }
+    return replace(segment, items=(replace(first, delta=delta), *rest))
+
+
+def _joined(before: list[Item], segment: Segment, after: list[Item]) -> Segment:
+    """Returns a segment with items before and after; what waits for its items still does."""
+    shift = len(before)
+    moved = [
+        replace(item, waits=tuple(wait + shift for wait in item.waits)) for item in segment.items
+    ]
+    return replace(segment, items=(*before, *moved, *after))

@@ -122,20 +122,13 @@ def _holes(program: Program, index: int, stack: Stack) -> float:
 
 
 def _micro_batches_alive(rank_class: RankClass) -> int:
-    """The most micro-batches of one chunk whose forward has begun and whose backward has not ended.
-
-    A chunk with gathered weights has an entry for each unit: its micro-batch counts once.
-    """
-    entries = [e for e in rank_class.entries if isinstance(e, Run) and e.chunk == 0]
-    last = {e.microbatch: i for i, e in enumerate(entries) if e.slot == "B"}
-    alive: set[int] = set()
-    most = 0
-    for i, entry in enumerate(entries):
-        if entry.slot == "F":
-            alive.add(entry.microbatch)
-            most = max(most, len(alive))
-        elif last.get(entry.microbatch) == i:
-            alive.discard(entry.microbatch)
+    """The most forwards of one chunk that wait for their backward."""
+    alive = most = 0
+    for entry in rank_class.entries:
+        if isinstance(entry, Run) and entry.chunk == 0 and entry.slot in "FB":
+            starts = entry.slot == "F"
+            alive += 1 if starts else -1
+            most = max(most, alive)
     return most
 
 

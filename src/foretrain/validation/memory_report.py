@@ -1,7 +1,8 @@
 """Memory against measurements: error by family in the quantity each prints, and verdicts.
 
-Rows that rest on an assumed recompute, ZeRO or optimizer setting stand apart: their memory is that
-of another run, maybe. A verdict is positive when a run is said not to fit.
+Rows that rest on an assumed recompute, ZeRO, optimizer or micro-batch setting stand apart: their
+memory is that of another run, maybe, and that the run worked then refutes the assumption, not the
+prediction. A verdict is positive when a run is said not to fit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from foretrain.validation.statistics import OomStats, error_stats, oom_stats
 from foretrain.validation.subsets import DENSE, subset_of
 
 #: Words of assumptions about settings that decide memory.
-DECIDING = ("recompute", "zero", "optimizer")
+DECIDING = ("recompute", "zero", "optimizer", "microbatch (not stated)")
 #: Families with fewer distinct configurations are shown, and say little.
 MIN_GROUPS = 5
 QUANTITIES = {
@@ -143,26 +144,48 @@ def summary_lines(items: Sequence[Comparison]) -> list[str]:
     return lines
 
 
+def verdicts(items: Sequence[Comparison]) -> dict[str, OomStats]:
+    """Returns the verdicts over runs whose settings are stated, and over the others."""
+    return {
+        "stated": oom_stats([item for item in items if stated(item)]),
+        "assumed": oom_stats([item for item in items if not stated(item)]),
+    }
+
+
 def _verdict_lines(items: Sequence[Comparison], stats: OomStats) -> list[str]:
     impossible, missed = wrong_verdicts(items)
-    sure = precision(stats)
+    parts = verdicts(items)
     return [
-        f"Out of memory: recall {recall(stats) or 0.0:.3f} of {stats.tp + stats.fn:,} failures, "
-        f"precision {'-' if sure is None else f'{sure:.3f}'}; {len(left_out(items)):,} crashes "
-        "that cannot be memory are left out.",
+        f"Out of memory, all runs: {_rates(stats)};",
+        f"  settings stated: {_rates(parts['stated'])};",
+        f"  settings assumed: {_rates(parts['assumed'])};",
+        f"  {len(left_out(items)):,} crashes that cannot be memory are left out.",
         *_listed("Worked, and said not to fit", impossible),
         *_listed("Failed, and said to fit", missed),
     ]
+
+
+def _rates(stats: OomStats) -> str:
+    """Recall and precision with their counts."""
+    found, sure = recall(stats), precision(stats)
+    return (
+        f"recall {'-' if found is None else f'{found:.3f}'} of {stats.tp + stats.fn:,} failures, "
+        f"precision {'-' if sure is None else f'{sure:.3f}'} of {stats.tp + stats.fp:,} refused"
+    )
 
 
 def _listed(title: str, items: Sequence[Comparison], most: int = 12) -> list[str]:
     if not items:
         return []
     lines = [f"  {title} ({len(items):,}), GiB to spare:"]
-    lines += [f"    {margin_gib(item):+8.1f}  {item.row.id}" for item in items[:most]]
+    lines += [f"    {margin_gib(item):+8.1f}  {_named(item)}" for item in items[:most]]
     if len(items) > most:
         lines.append(f"    ... all {len(items):,} are on the accuracy page (--report)")
     return lines
+
+
+def _named(item: Comparison) -> str:
+    return item.row.id if stated(item) else f"{item.row.id} (settings assumed)"
 
 
 def memory_page(items: Sequence[Comparison]) -> str:
@@ -176,13 +199,21 @@ def memory_page(items: Sequence[Comparison]) -> str:
         lines.append(f"| {f.family} | {f.quantity} | {cells} |")
     stats = oom_stats(items)
     if stats.tp + stats.fn:
-        sure = precision(stats)
         out = left_out(items)
+        parts = verdicts(items)
         lines += [
             "",
-            f"Out of memory: recall {recall(stats) or 0.0:.3f}, precision "
-            f"{'-' if sure is None else f'{sure:.3f}'} ({stats.tp:,} rightly refused, {stats.fp:,} "
-            f"wrongly, {stats.fn:,} missed, {stats.tn:,} rightly said to fit).",
+            "Out of memory, positive where a run is said not to fit:",
+            "",
+            "| settings | rightly refused | wrongly | missed | rightly fits | verdicts |",
+            "|---|---:|---:|---:|---:|---|",
+            *(
+                f"| {name} | {s.tp:,} | {s.fp:,} | {s.fn:,} | {s.tn:,} | {_rates(s)} |"
+                for name, s in (*parts.items(), ("all", stats))
+            ),
+            "",
+            "A run whose recompute, ZeRO stage, optimizer or micro-batch is not stated worked with "
+            "settings that fit: refused, it refutes what was assumed.",
             "",
             f"{len(out):,} of the runs that failed are left out, because it cannot have been "
             "memory: more stages than layers, or a run of the same model and pp worked that has "
@@ -191,14 +222,19 @@ def memory_page(items: Sequence[Comparison]) -> str:
             ", ".join(item.row.id for item in out) or "none",
         ]
         for title, rows in zip(_TITLES, wrong_verdicts(items), strict=True):
-            lines += ["", f"{title} ({len(rows):,}), with GiB to spare:", ""]
-            lines.append(", ".join(f"{r.row.id} ({margin_gib(r):+.1f})" for r in rows) or "none")
+            for name, part in (
+                ("stated", [r for r in rows if stated(r)]),
+                ("assumed", [r for r in rows if not stated(r)]),
+            ):
+                lines += ["", f"{title}, settings {name} ({len(part):,}), GiB to spare:", ""]
+                listed = ", ".join(f"{r.row.id} ({margin_gib(r):+.1f})" for r in part)
+                lines.append(listed or "none")
     return "\n".join(lines) + "\n"
 
 
 _INTRO = (
     "Dense decoders of grade A and A-, each compared in the quantity that its source prints. Rows\n"
-    "whose recompute, ZeRO stage or optimizer is assumed stand apart."
+    "whose recompute, ZeRO stage, optimizer or micro-batch is assumed stand apart."
 )
 _HEAD = "| family | quantity | rows | configurations | median | p90 | bias | settings |"
 _TITLES = ("Runs that worked and are said not to fit", "Failures that are said to fit")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foretrain.validation.compare import Comparison
-from foretrain.validation.memory_report import margin_gib, summary_lines
+from foretrain.validation.memory_report import margin_gib, summary_lines, verdicts
 from foretrain.validation.models import model_of
 from foretrain.validation.statistics import GROUPINGS, Grouping, Stats, grouped, statistics_of
 from foretrain.validation.subsets import LOW_MFU
@@ -69,6 +69,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "overall": asdict(report.overall),
         "without_assumptions": asdict(report.stated),
+        "out_of_memory": {key: asdict(stats) for key, stats in verdicts(report.items).items()},
         "groups": {
             name: {key: asdict(stats) for key, stats in groups.items()}
             for name, groups in report.groups.items()
