@@ -7,7 +7,7 @@ classes and the stages; compiler/stage.py writes the launch list of one stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -21,7 +21,7 @@ from foretrain.compiler.optimizer import factored_share
 from foretrain.compiler.parameters import Unit, make_unit, tied_weights
 from foretrain.compiler.passes import Passes
 from foretrain.compiler.placements import family
-from foretrain.compiler.segments import SegmentMaker
+from foretrain.compiler.segments import SegmentMaker, changed
 from foretrain.compiler.splits import refine_mesh
 from foretrain.compiler.stage import build_entries
 from foretrain.compiler.tables import (
@@ -54,14 +54,6 @@ class Job:
     by_module: bool = False  # book live bytes by module instead of by part
 
 
-def _changed(segment: Segment, change: Mapping[str, float]) -> Segment:
-    """Returns a segment whose last item also changes live bytes by `change`."""
-    if not change or not segment.items:
-        return segment
-    *first, last = segment.items
-    return replace(segment, items=(*first, replace(last, delta={**last.delta, **change})))
-
-
 def compile_program(graph: Graph, tree: StrategyTree, job: Job) -> Program:
     """Returns the Program of one training step. Raises PlanError with every bad split."""
     return _Compiler(graph, tree, job).program()
@@ -81,6 +73,7 @@ class _Compiler:
         self.backwards = [derive_backward(block) for block in graph.blocks]
         self.lowered: dict[tuple[int, tuple[int, ...]], LoweredBlock] = {}
         self.shapers: dict[int, Shaper] = {}  # by the id of a lowered block, as in self.cut
+        self.tied: dict[int, dict[str, int]] = {}
         self.units: dict[tuple[int, frozenset[str]], Unit] = {}
         self.cut: dict[tuple[int, int, str, frozenset[str], int | None], tuple[Piece, ...]] = {}
 
@@ -97,9 +90,10 @@ class _Compiler:
         """Returns the Program; all stages are lowered from the same classes."""
         chunks = self._virtual_stages()
         self._raise_problems()
+        boundaries, scattered = self._boundaries(chunks), self._scattered(chunks)
         groups = table_groups([block for chunk in chunks for block in chunk], self.mesh)
         classes = [
-            self._stage(stage, chunks, group, alone=len(groups) == 1)
+            self._stage(stage, chunks, boundaries, group, scattered, alone=len(groups) == 1)
             for stage in range(self.tree.schedule.pp)
             for group in groups
         ]
@@ -180,7 +174,9 @@ class _Compiler:
         self,
         stage: int,
         chunks: Sequence[Sequence[LoweredBlock]],
+        boundaries: tuple[Boundary, ...],
         group: TableGroup,
+        scattered: bool,
         *,
         alone: bool,
     ) -> RankClass:
@@ -203,8 +199,8 @@ class _Compiler:
             stack=self.job.stack,
             chunks=self._stage_instances(own, canonical, group.owner),
             ties=self._ties(chunks, stage),
-            boundaries=self._boundaries(chunks),
-            scattered=self._scattered(chunks),
+            boundaries=boundaries,
+            scattered=scattered,
             joint=not alone,
             tables=self._table_bytes(own, group.owner),
             by_module=self.job.by_module,
@@ -254,12 +250,18 @@ class _Compiler:
         for chunk in chunks:
             instances: list[Instance] = []
             for lowered in chunk:
-                names = tied_weights(lowered, self.mesh)
+                names = self._tied_weights(lowered)
                 key = (canonical, frozenset(held & names.keys()), owner)
                 instances.append(self._instance(lowered, key))
                 held |= names.keys()
             result.append(tuple(instances))
         return tuple(result)
+
+    def _tied_weights(self, lowered: LoweredBlock) -> dict[str, int]:
+        known = self.tied.get(id(lowered))
+        if known is None:
+            known = self.tied[id(lowered)] = tied_weights(lowered, self.mesh)
+        return known
 
     def _instance(
         self, lowered: LoweredBlock, key: tuple[int, frozenset[str], int | None]
@@ -331,7 +333,7 @@ class _Compiler:
             before, after = passes.before_forward(unit), []
         else:
             before, after = passes.before_backward(unit), passes.after_backward(unit)
-            segment = _changed(segment, passes.change_of_backward(unit))
+            segment = changed(segment, passes.change_of_backward(unit))
         shift = len(before)
         moved = [
             replace(item, waits=tuple(wait + shift for wait in item.waits))
@@ -385,7 +387,7 @@ class _Compiler:
         elements: dict[str, int] = {}
         for place, chunk in enumerate(chunks):
             for lowered in chunk:
-                for name, count in tied_weights(lowered, self.mesh).items():
+                for name, count in self._tied_weights(lowered).items():
                     stages.setdefault(name, set()).add(place % pp)
                     elements[name] = count
         shared: dict[tuple[int, ...], int] = {}
