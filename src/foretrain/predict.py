@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -122,7 +122,7 @@ def predict(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def _collector_paused() -> Generator[None]:
     """Yields with the cycle collector off.
 
     A prediction makes up to millions of small objects that nearly all live to its end; to walk
