@@ -117,7 +117,10 @@ def _below(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]]) -> list[Op]:
     for path, op in ops:
         if op.name in found or len(parts) > len(path):
             continue
-        if all(_matches(name, part) for name, part in zip(path, parts, strict=False)):
+        for name, part in zip(path, parts, strict=False):
+            if not _matches(name, part):
+                break
+        else:
             found[op.name] = op
     return list(found.values())
 

@@ -8,7 +8,7 @@ classes and the stages; compiler/stage.py writes the launch list of one stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from foretrain.compiler.block import LoweredBlock, lower_block, op_path, owner_axes, repeats
@@ -73,6 +73,7 @@ class _Compiler:
         self.backwards = [derive_backward(block) for block in graph.blocks]
         self.lowered: dict[tuple[int, tuple[int, ...]], LoweredBlock] = {}
         self.shapers: dict[int, Shaper] = {}  # by the id of a lowered block, as in self.cut
+        self.tied: dict[int, dict[str, int]] = {}
         self.units: dict[tuple[int, frozenset[str]], Unit] = {}
         self.cut: dict[tuple[int, int, str, frozenset[str], int | None], tuple[Piece, ...]] = {}
 
@@ -89,9 +90,10 @@ class _Compiler:
         """Returns the Program; all stages are lowered from the same classes."""
         chunks = self._virtual_stages()
         self._raise_problems()
+        boundaries, scattered = self._boundaries(chunks), self._scattered(chunks)
         groups = table_groups([block for chunk in chunks for block in chunk], self.mesh)
         classes = [
-            self._stage(stage, chunks, group, alone=len(groups) == 1)
+            self._stage(stage, chunks, boundaries, group, scattered, alone=len(groups) == 1)
             for stage in range(self.tree.schedule.pp)
             for group in groups
         ]
@@ -172,7 +174,9 @@ class _Compiler:
         self,
         stage: int,
         chunks: Sequence[Sequence[LoweredBlock]],
+        boundaries: tuple[Boundary, ...],
         group: TableGroup,
+        scattered: bool,
         *,
         alone: bool,
     ) -> RankClass:
@@ -195,8 +199,8 @@ class _Compiler:
             stack=self.job.stack,
             chunks=self._stage_instances(own, canonical, group.owner),
             ties=self._ties(chunks, stage),
-            boundaries=self._boundaries(chunks),
-            scattered=self._scattered(chunks),
+            boundaries=boundaries,
+            scattered=scattered,
             joint=not alone,
             tables=self._table_bytes(own, group.owner),
             by_module=self.job.by_module,
@@ -246,12 +250,18 @@ class _Compiler:
         for chunk in chunks:
             instances: list[Instance] = []
             for lowered in chunk:
-                names = tied_weights(lowered, self.mesh)
+                names = self._tied_weights(lowered)
                 key = (canonical, frozenset(held & names.keys()), owner)
                 instances.append(self._instance(lowered, key))
                 held |= names.keys()
             result.append(tuple(instances))
         return tuple(result)
+
+    def _tied_weights(self, lowered: LoweredBlock) -> dict[str, int]:
+        known = self.tied.get(id(lowered))
+        if known is None:
+            known = self.tied[id(lowered)] = tied_weights(lowered, self.mesh)
+        return known
 
     def _instance(
         self, lowered: LoweredBlock, key: tuple[int, frozenset[str], int | None]
@@ -368,7 +378,7 @@ class _Compiler:
         elements: dict[str, int] = {}
         for place, chunk in enumerate(chunks):
             for lowered in chunk:
-                for name, count in tied_weights(lowered, self.mesh).items():
+                for name, count in self._tied_weights(lowered).items():
                     stages.setdefault(name, set()).add(place % pp)
                     elements[name] = count
         shared: dict[tuple[int, ...], int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
@@ -68,6 +68,14 @@ class SegmentMaker:
         )  # fmt: skip
         batches = _fuse(mine, self.fused)
         return Segment(name=name, items=_Emitter(self, lowered, batches, owned, keep).items())
+
+
+def changed(segment: Segment, change: Mapping[str, float]) -> Segment:
+    """Returns a segment whose last item also changes live bytes by `change`."""
+    if not change or not segment.items:
+        return segment
+    *first, last = segment.items
+    return replace(segment, items=(*first, replace(last, delta={**last.delta, **change})))
 
 
 #: What flows from block to block, and over the boundaries of stages.

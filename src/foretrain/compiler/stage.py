@@ -98,6 +98,11 @@ class _Writer:
     routes: dict[tuple[int, int, float], int] = field(
         default_factory=dict[tuple[int, int, float], int]
     )
+    passes: dict[tuple[str, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[str, int], tuple[int, ...]]
+    )
+    fresh: dict[int, float] = field(default_factory=dict[int, float])
+    gathers: dict[float, int] = field(default_factory=dict[float, int])
 
     @property
     def context(self) -> StageContext:
@@ -198,11 +203,13 @@ class _Writer:
         axes = tuple(axis for axis in c.mesh.axes if family(axis) == "tp")
         boundary, part = c.boundaries[edge], _boundary_part(slot, c)
         whole = boundary.bytes * boundary.whole
-        event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
+        if whole not in self.gathers:
+            event = c.groups.event("all_gather", axes, whole, c.precision.compute, c.canonical)
+            self.gathers[whole] = self.launches.event(event)
         return self.launches.add(
             Comm(
                 label="boundary all-gather",
-                event=self.launches.event(event),
+                event=self.gathers[whole],
                 stream="tp boundary",
                 category="tp",
                 axes=axes,
@@ -222,7 +229,7 @@ class _Writer:
         )
         per_unit = any(instance.unit.gathered or instance.exchanges for instance in chunk)
         if not first and not per_unit:
-            return self._whole(slot, _segments(i.forward for i in chunk), waits, synced)
+            return self._whole(slot, waits, synced)
         order = list(range(len(chunk)))
         return self._per_unit(slot, order, waits, synced)
 
@@ -233,18 +240,17 @@ class _Writer:
         bucketed = final and c.tree.runtime.overlap_grad
         per_unit = any(i.unit.gathered or i.exchanges for i in chunk)
         if not micro and not bucketed and not per_unit:
-            segments = _segments(instance.backward for instance in reversed(chunk))
-            run = self._whole(slot, segments, waits, synced)
+            run = self._whole(slot, waits, synced)
             if final:
                 self.weights.pending += [instance.unit.groups for instance in reversed(chunk)]
             return run
         order = list(reversed(range(len(chunk))))
         return self._per_unit(slot, order, waits, synced, final=final)
 
-    def _whole(self, slot: Slot, segments: list[int], waits: list[int], synced: bool) -> int:
+    def _whole(self, slot: Slot, waits: list[int], synced: bool) -> int:
         return self.launches.add(
             Run(
-                segments=tuple(segments),
+                segments=self._pass(slot),
                 slot=slot.phase,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
@@ -254,11 +260,25 @@ class _Writer:
             )
         )
 
+    def _pass(self, slot: Slot) -> tuple[int, ...]:
+        """The segments of a whole pass of a chunk: equal for all micro-batches."""
+        place = (slot.phase, slot.chunk)
+        if place not in self.passes:
+            chunk = self.context.chunks[slot.chunk]
+            forward = slot.phase == "F"
+            passes = [i.forward for i in chunk] if forward else [i.backward for i in chunk[::-1]]
+            self.passes[place] = tuple(_segments(passes))
+        return self.passes[place]
+
     def _accumulated(self, slot: Slot) -> dict[str, float]:
         """The gradients of a backward die where they are accumulated after it."""
+        if slot.phase != "B":
+            return {}
         c = self.context
-        units = [instance.unit for instance in c.chunks[slot.chunk]] if slot.phase == "B" else []
-        fresh = sum(fresh_gradients(unit, c.precision, c.stack) for unit in units)
+        if slot.chunk not in self.fresh:
+            units = [instance.unit for instance in c.chunks[slot.chunk]]
+            self.fresh[slot.chunk] = sum(fresh_gradients(u, c.precision, c.stack) for u in units)
+        fresh = self.fresh[slot.chunk]
         return {"new gradients": -fresh} if fresh else {}
 
     def _per_unit(

@@ -19,7 +19,7 @@ from foretrain.simulator.tasks import COMM, COMPUTE, HOST, TaskGraph
 PAIR_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: there are many, and that makes them slow
 class TaskInfo:
     """What a task is, for reading the result. `entry` indexes the launch list of the device."""
 
@@ -130,10 +130,11 @@ class _Expander:
     def stream(self, device: int, name: str) -> int:
         """Returns the id of a stream of a device."""
         key = (device, name)
-        if key not in self.streams:
-            self.streams[key] = self.graph.add_stream(device)
+        known = self.streams.get(key)
+        if known is None:
+            known = self.streams[key] = self.graph.add_stream(device)
             self.out.stream_names.append(name)
-        return self.streams[key]
+        return known
 
     def link(self, rank: int, name: str) -> int:
         """Returns the id of a link of a rank."""
@@ -161,9 +162,15 @@ class _Expander:
         return (self._host_task(device, entry, seconds + debt, preds),)
 
     def _host_task(self, device: int, entry: int, seconds: float, preds: tuple[int, ...]) -> int:
-        info = TaskInfo(device=device, entry=entry, stream="host", category="host", label="launch")
-        return self.task(
-            info, kind=HOST, streams=(self.stream(device, "host"),), work_s=seconds, preds=preds
+        self.out.info.append(
+            TaskInfo(device=device, entry=entry, stream="host", category="host", label="launch")
+        )
+        return self.graph.add_task(
+            kind=HOST,
+            streams=(self.stream(device, "host"),),
+            work_s=seconds,
+            preds=preds,
+            label="launch",
         )
 
     # -- entries ---------------------------------------------------------------------------
