@@ -10,6 +10,7 @@ from time import perf_counter
 
 from foretrain.compiler.lower import Job, compile_program
 from foretrain.cost.adjust import Adjustments, adjust_prices
+from foretrain.cost.calibration import tables_of_user
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
 from foretrain.cost.user_calibration import UserCalibration, current_calibration
@@ -87,7 +88,7 @@ def alive_by_module(run: RunSpec) -> tuple[Mapping[str, float], ...]:
     The same simulation as `predict` with another booking: the sums are those of the parts.
     """
     compiled = compile_run(run, by_module=True)
-    model = build_cost_model(run.cluster, run.stack)
+    model = build_cost_model(run.cluster, run.stack, curves=current_calibration().curves)
     overlap = {name: model.overlap(name) for name in CATEGORIES}
     times = event_times(model.price(compiled.program.events), overlap, plain=False)
     return tuple(peak.parts for peak in simulate(compiled.program, times).peaks)
@@ -174,10 +175,15 @@ def _calibrated(
     calibration: UserCalibration, program: Program, model: CostModel
 ) -> tuple[str, ...]:
     """Says what a calibration file decided, and how far its curves were stretched."""
+    kinds = ", ".join(tables_of_user(model.cluster.device.name))
+    refitted = (f"calibration: your constants of {kinds} go before the shipped ones",)
+    refitted = refitted if kinds else ()
     if not calibration.curves:
-        return ()
+        return refitted
     lines = [f"calibration {calibration.path}: {line}" for line in model.calibrated(program.events)]
-    return tuple(lines) or (f"calibration {calibration.path}: no group of this run was measured",)
+    if not lines:
+        lines = [f"calibration {calibration.path}: no group of this run was measured"]
+    return (*refitted, *lines)
 
 
 def _unmodelled(

@@ -43,6 +43,23 @@ def format_seconds(seconds: float) -> str:
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
 
 
+def format_bytes(value: float) -> str:
+    """Returns a size in powers of 1000, as nccl-tests counts, e.g. '134 MB', '16.4 kB', '4 B'."""
+    return _with_prefix(value) + "B"
+
+
+def format_flop(value: float) -> str:
+    """Returns floating-point operations with a unit, e.g. '68.7 GFLOP'."""
+    return _with_prefix(value) + "FLOP"
+
+
+def _with_prefix(value: float) -> str:
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
 def format_count(value: float) -> str:
     """Returns a count with a unit prefix, e.g. '70.6 B' parameters or '1.2 k' tokens."""
     for scale, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):

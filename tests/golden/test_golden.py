@@ -38,3 +38,17 @@ def test_example_prints_what_it_did(example: Path, capsys: pytest.CaptureFixture
 def test_every_golden_text_has_its_example() -> None:
     assert EXAMPLES
     assert set(HERE.rglob("*.out")) == {golden_of(example) for example in EXAMPLES}
+
+
+def test_readme_shows_what_the_demo_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(ROOT / "examples" / "llama3-70b-64xh100.yaml")]) == 0
+    begin, end = "<!-- demo output: begin -->\n```text\n", "```\n<!-- demo output: end -->"
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, rest = text.split(begin)
+    shown, after = rest.split(end)
+    printed = capsys.readouterr().out
+    if os.environ.get("FORETRAIN_UPDATE_GOLDEN") == "1":
+        readme.write_text(before + begin + printed + end + after)
+        shown = printed
+    assert shown.splitlines() == printed.splitlines()

@@ -132,6 +132,8 @@ def test_the_file_moves_predictions_and_round_trips(tmp_path, capsys):
         )
         speed.append(capsys.readouterr().out)
     assert speed[0] != speed[1]
+    assert "your constants of gemm go before the shipped ones" in speed[1]
+    assert "your constants" not in speed[0]
     with constants_of_user(entries):
         pass
     assert predict_ops(rows(3))[0].value_s > 0  # the constants of the user ended with the block

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from foretrain.analysis.events import bottleneck_shares
 from foretrain.analysis.limits import find_limit
 from foretrain.cost.model import build_cost_model
 from foretrain.errors import InputError
@@ -14,6 +15,7 @@ from foretrain.frontends.spec import ModelSpec
 from foretrain.graph.precision import Precision
 from foretrain.predict import compile_run, predict
 from foretrain.program import Comm, CommEvent
+from foretrain.report.limit_text import render_limit
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.device_memory import device_memory
@@ -201,6 +203,22 @@ def test_a_limit_fits_and_the_next_step_does_not(quantity: str) -> None:
     assert limit.beyond is not None and not limit.beyond.fits  # noqa: PT018
 
 
+def test_a_search_without_an_end_says_that_memory_is_no_limit(monkeypatch) -> None:
+    monkeypatch.setattr("foretrain.analysis.limits.MOST_STEPS", 4)
+    run = run_of(preset="megatron", tp=2)
+    huge = replace(run.cluster.device, memory_bytes=1000 * GIB)
+    run = replace(run, cluster=replace(run.cluster, device=huge))
+    limit = find_limit(run, "microbatch")
+    assert limit.open_end
+    assert limit.value >= 4
+    text = render_limit(limit, run)
+    assert text.startswith(f"At least {limit.value} samples")
+    batch = limit.value * run.training.global_batch // run.training.microbatch
+    assert f"global batch grows with it to {batch:,}" in text
+    assert "memory is not what limits" in text
+    assert "does not:" not in text
+
+
 def test_no_limit_where_not_even_one_step_fits() -> None:
     run = run_of(preset="megatron", tp=2)
     tiny = replace(run.cluster.device, memory_bytes=0.1 * GIB)
@@ -218,3 +236,15 @@ def test_used_is_reserved_and_what_lies_outside() -> None:
     memory = predict(run_of(preset="megatron", tp=2, pp=2)).memory
     assert memory.peak_allocated_bytes < memory.peak_reserved_bytes < memory.device_used_bytes
     assert sum(memory.parts_bytes.values()) == pytest.approx(memory.device_used_bytes, abs=1.0)
+
+
+def test_an_update_on_the_host_bounds_the_step_and_is_no_matrix_product() -> None:
+    result = predict(run_of(preset="deepspeed", zero=2, offload="optimizer"))
+    shares = bottleneck_shares(result)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    update = next(c for c in result.events if "host-update" in c.label)
+    step = result.step_time_s.value
+    assert shares["optimizer on the CPU"] == pytest.approx(update.value_s / step, rel=1e-6)
+    work = result.time_parts.compute + result.time_parts.recompute + result.time_parts.optimizer
+    kernels = shares["matrix products"] + shares["memory-bound kernels"]
+    assert kernels * step == pytest.approx(work - update.value_s)

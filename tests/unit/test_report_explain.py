@@ -14,6 +14,7 @@ from foretrain.report.patterns import matches
 from foretrain.report.program_text import program_text
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
+from foretrain.units import format_bytes, format_flop
 from report_sample import sample_program, sample_result, sample_run
 
 
@@ -140,3 +141,17 @@ def test_the_plan_reads_back_to_the_same_prediction(examples: Path):
     tree = yaml.safe_load(explain(run, "plan"))["tree"]
     again = load_run(examples / "llama2-7b-fsdp.yaml", overrides={"plan.tree": tree})
     assert predict(again).step_time_s == predict(run).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "work"),
+    [
+        (4, "4 B", "4 FLOP"),
+        (16_384, "16.4 kB", "16.4 kFLOP"),
+        (8.82e9, "8.82 GB", "8.82 GFLOP"),
+        (1.5e15, "1.5 PB", "1.5 PFLOP"),
+    ],
+)
+def test_sizes_and_work_have_units_that_exist(value: float, size: str, work: str) -> None:
+    assert format_bytes(value) == size
+    assert format_flop(value) == work

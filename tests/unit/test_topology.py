@@ -8,6 +8,7 @@ from foretrain.cost.network.collectives import group_cost
 from foretrain.errors import FileFormatError, InputError
 from foretrain.hardware import parse_cluster, resolve_cluster
 from foretrain.hardware.topology import parse_topology, tile, usual_topology
+from foretrain.run.load import load_run
 
 DGX1 = usual_topology("v100-sxm-16gb", 8)
 SOCKETS = """\
@@ -105,3 +106,20 @@ def test_a_topology_of_another_node_is_refused(tmp_path):
     path.write_text(SOCKETS)
     with pytest.raises(InputError, match="another node"):
         parse_cluster(f"1x8 rtx-a6000 [topology {path}]")
+
+
+def test_a_topology_lies_beside_the_run_file(tmp_path, monkeypatch):
+    (tmp_path / "topo.txt").write_text("      GPU0 GPU1\nGPU0  X  NV4\nGPU1  NV4  X\n")
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(
+        "model: gpt2-124m\ntraining: {sequence: 128, microbatch: 1}\nplan: {preset: ddp}\n"
+        'cluster: "1x2 a40 [topology topo.txt]"\n'
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_run(run_file).cluster.topology is not None
+
+
+def test_keys_beside_the_text_of_a_cluster_are_refused():
+    with pytest.raises(InputError, match="no effect beside `cluster`"):
+        resolve_cluster({"cluster": "1x2 a40", "topology": "topo.txt"})

@@ -36,6 +36,12 @@ def own(tmp_path):
     return path
 
 
+def test_collectives_may_be_named_like_the_programs_of_nccl_tests(tmp_path):
+    path = tmp_path / "perf.csv"
+    path.write_text(HEAD + "a,1x8 h100-sxm,8,reduce_scatter_perf,268435456,fp16,1091,\n")
+    assert read_network_rows(path)[0].collective == "reduce_scatter"
+
+
 def test_every_row_is_predicted_or_says_why(own):
     found = {item.row.id: item for item in validate_network(own)}
     assert found["a"].ratio == pytest.approx(1.0, abs=0.1)

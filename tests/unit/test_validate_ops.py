@@ -55,6 +55,15 @@ OTHERS = (
 )  # fmt: skip
 
 
+def test_spellings_of_a_dtype_are_one_group_and_a_bad_latency_is_named(tmp_path):
+    rows = ({**GEMM, "dtype": "bfloat16"}, GEMM, {**GEMM, "latency_us": "12,5"})
+    path = table(tmp_path / "ops.csv", *rows)
+    results = validate_ops(path)
+    assert set(to_json(results)["groups"]["dtype"]) == {"bf16"}
+    assert results[2].outcome.status == "unsupported"
+    assert "latency_us '12,5'" in (results[2].outcome.reason or "")
+
+
 def test_every_family_gets_a_price(tmp_path):
     path = table(tmp_path / "ops.csv", GEMM, *OTHERS)
     outcomes = predict_ops([item.row for item in read_ops(path)])

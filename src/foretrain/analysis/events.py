@@ -92,10 +92,12 @@ def bottleneck_shares(result: Result) -> dict[str, float]:
     """Returns what bounds the step, as fractions that sum to 1 (R63).
 
     The time parts of the last-finishing class; its computation is split into matrix products
-    (arithmetic) and memory-bound kernels in the ratio of its event times.
+    (arithmetic) and memory-bound kernels in the ratio of its event times. An offloaded update is
+    work of the CPU, not of either.
     """
     parts, step = result.time_parts, result.time_parts.total
-    busy = parts.compute + parts.recompute + parts.optimizer
+    on_host = min(parts.optimizer, _host_update_s(result))
+    busy = parts.compute + parts.recompute + parts.optimizer - on_host
     matrix = busy * _matrix_share(result)
     seconds: Mapping[str, float] = {
         "matrix products": matrix,
@@ -103,9 +105,16 @@ def bottleneck_shares(result: Result) -> dict[str, float]:
         "exposed communication": sum(parts.exposed_communication.values()),
         "pipeline bubble and waiting": parts.bubble + parts.wait,
         "host": parts.host,
+        "optimizer on the CPU": on_host,
         "other": parts.other,
     }
     return {name: value / step if step else 0.0 for name, value in seconds.items()}
+
+
+def _host_update_s(result: Result) -> float:
+    """Returns the time of optimizer updates on the host in the last-finishing class."""
+    last = result.program.classes[result.last_class]
+    return stream_times(result, last).get("cpu", 0.0)
 
 
 def _matrix_share(result: Result) -> float:

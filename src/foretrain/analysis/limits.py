@@ -30,7 +30,8 @@ Predict = Callable[[RunSpec], Result]
 class Limit:
     """The largest value that fits with its result, and the next larger one that does not.
 
-    `value` is 0 when not even one step fits; `beyond` is None when the model itself ends there.
+    `value` is 0 when not even one step fits; `beyond` is None when the model itself ends there,
+    or when nothing larger was tried (`open_end`): memory does not limit this run.
     """
 
     quantity: str
@@ -39,6 +40,7 @@ class Limit:
     now: int
     result: Result | None
     beyond: Result | None
+    open_end: bool = False
 
 
 def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Limit:
@@ -62,8 +64,8 @@ def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Li
     low, high = 0, max(now // step, 1)
     while fits(high) and high < MOST_STEPS:
         low, high = high, 2 * high
-    if fits(high):  # nothing larger was looked for
-        low = high
+    open_end = fits(high)
+    low = high if open_end else low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -74,6 +76,7 @@ def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Li
         now=now,
         result=known.get(low),
         beyond=known.get(low + 1),
+        open_end=open_end,
     )
 
 

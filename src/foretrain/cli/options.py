@@ -73,20 +73,21 @@ Accumulation = Annotated[
 ]
 Precision = Annotated[str | None, _field("--precision", "DTYPE", "bf16, fp16, fp32, tf32, ...")]
 Optimizer = Annotated[
-    str | None, _field("--optimizer", "NAME", "adamw, adam, sgd, sgd-momentum or none.")
+    str | None, _field("--optimizer", "NAME", "adamw, adam, lamb, sgd, sgd-momentum, adagrad, ...")
 ]
 TableOptimizer = Annotated[
     str | None,
     _field("--table-optimizer", "NAME", "Of embedding tables: sgd, rowwise-adagrad, ..."),
 ]
 Lookups = Annotated[
-    str | None, _field("--lookups", "HOW", "Rows of embedding tables: uniform, zipf, {file: F}.")
+    str | None,
+    _field("--lookups", "HOW", "Rows of embedding tables: uniform, {zipf: 1.05}, {file: F}."),
 ]
 PlanText = Annotated[
     str | None, _field("--plan", "SHORT", "Short form: 2M4P1D is tp 2, pp 4, dp 1.")
 ]
 Preset = Annotated[
-    str | None, _field("--preset", "NAME", "megatron, fsdp, deepspeed, ddp or plain.")
+    str | None, _field("--preset", "NAME", "megatron, fsdp, deepspeed, ddp, dlrm or plain.")
 ]
 Tp = Annotated[str | None, _field("--tp", "N", "Tensor-parallel degree.")]
 Pp = Annotated[str | None, _field("--pp", "N", "Pipeline stages.")]
@@ -110,7 +111,9 @@ Recompute = Annotated[str | None, _field("--recompute", "MODE", "none, selective
 Reshard = Annotated[
     bool | None, _field("--reshard/--no-reshard", "", "Drop gathered weights after forward.")
 ]
-Offload = Annotated[str | None, _field("--offload", "WHAT", "States or activations on the host.")]
+Offload = Annotated[
+    str | None, _field("--offload", "WHAT", "What the host holds: none, optimizer, parameters.")
+]
 BucketMib = Annotated[str | None, _field("--bucket-mib", "MIB", "Size of a gradient bucket.")]
 Prefetch = Annotated[
     str | None, _field("--prefetch", "N", "Units whose weights are gathered ahead.")

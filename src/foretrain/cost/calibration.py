@@ -76,6 +76,15 @@ def constants_of_user(entries: Entries) -> Generator[None]:
         _user.reset(token)
 
 
+def tables_of_user(device: str) -> tuple[str, ...]:
+    """Returns the tables in which the user's entries (`constants_of_user`) hold for a device."""
+    return tuple(
+        name.removesuffix("_fitted")
+        for name, entries in (_user.get() or {}).items()
+        if any(fnmatchcase(device, pattern) for entry in entries for pattern in entry["devices"])
+    )
+
+
 def load(name: str) -> Mapping[str, Any]:
     """Returns the content of catalog/calibration/`name`.toml; FileFormatError if it is broken.
 

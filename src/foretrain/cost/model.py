@@ -31,6 +31,7 @@ from foretrain.cost.straggler import straggler_factor
 from foretrain.hardware.cluster import Cluster
 from foretrain.program import CommEvent, ComputeEvent, Event
 from foretrain.stack import Stack
+from foretrain.units import format_bytes
 
 Provider = Callable[[Sequence[ComputeEvent], Machine], list[Answer]]
 
@@ -114,7 +115,7 @@ class CostModel:
                     beyond = used.setdefault(f"{event.collective} x{curve.ranks}: {curve.text}", [])
                     beyond += [] if curve.covers(event.bytes) else [event.bytes]
         return [
-            f"{text}; extrapolated to {', '.join(f'{size:.3g} B' for size in sorted(set(beyond)))}"
+            f"{text}; extrapolated to {', '.join(map(format_bytes, sorted(set(beyond))))}"
             if beyond
             else text
             for text, beyond in used.items()

@@ -46,24 +46,27 @@ class Price:
     source: str
 
 
-def resolve_cluster(value: str | Mapping[str, Any] | os.PathLike[str]) -> Cluster:
+def resolve_cluster(
+    value: str | Mapping[str, Any] | os.PathLike[str], *, folder: Path | None = None
+) -> Cluster:
     """Returns the cluster that a run file or a flag gives.
 
     `value` is a text in the cluster grammar, a name of the catalog ('dgx-h100'; '16x dgx-h100' for
     16 nodes of it), the path of a TOML file, or a mapping with the keys of such a file.
+    A topology that a text or a mapping names lies relative to `folder`.
 
     Raises:
         InputError: with every reason; CatalogError for an unknown name, FileFormatError for a file.
     """
     if isinstance(value, Mapping):
-        return cluster_from_mapping(value, where="cluster").cluster
+        return cluster_from_mapping(value, where="cluster", folder=folder).cluster
     if not isinstance(value, str) or _is_path(value):
         path = Path(value.strip() if isinstance(value, str) else value)
         return cluster_from_mapping(
             read_toml_file(path), where=str(path), folder=path.parent
         ).cluster
     named = _named(value)
-    return parse_cluster(value) if named is None else named
+    return parse_cluster(value, folder=folder) if named is None else named
 
 
 def list_clusters() -> tuple[NamedCluster, ...]:
@@ -110,7 +113,7 @@ def cluster_from_mapping(data: object, *, where: str, folder: Path | None = None
         kinds = ", ".join(f"'{kind}: ...'" for kind in SOURCE_KINDS)
         fields.problem("does not say what kind of source it is", "source", source, allowed=kinds)
     if fields.has("cluster"):
-        cluster = _from_text(fields, fields.text("cluster"))
+        cluster = _from_text(fields, fields.text("cluster"), folder)
     else:
         cluster = _from_keys(fields, folder)
     fields.raise_problems()
@@ -131,12 +134,16 @@ def _is_path(text: str) -> bool:
     return path.endswith(".toml") and (not _STARTS_WITH_COUNT.match(path) or Path(path).exists())
 
 
-def _from_text(fields: Fields, text: str) -> Cluster | None:
+def _from_text(fields: Fields, text: str, folder: Path | None) -> Cluster | None:
+    for key in _KEYS:
+        if fields.has(key):
+            way_out = "say it in the text, or leave out `cluster` and give all keys"
+            fields.problem("has no effect beside `cluster`", key, fields.raw(key), way_out=way_out)
     fields.refuse_unknown(_KEYS)
     if not text:
         return None
     try:
-        return parse_cluster(text)
+        return parse_cluster(text, folder=folder)
     except InputError as error:
         fields.problems.extend(
             replace(problem, where=f"{fields.where}, {problem.where or 'key cluster'}")

@@ -52,8 +52,9 @@ _SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6"}
 class _Parser:
     """The parts of one text as they are read, and what is wrong with them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, folder: Path) -> None:
         self.text = text
+        self.folder = folder
         self.problems: list[Problem] = []
         self.device: Device | None = None
         self.nodes = self.per_node = 1
@@ -83,16 +84,17 @@ class _Parser:
         self.stated[key] = value
 
 
-def parse_cluster(text: str) -> Cluster:
+def parse_cluster(text: str, *, folder: Path | None = None) -> Cluster:
     """Returns the cluster that `text` describes, e.g. '8x8 h100-sxm, 8x400G ib'.
 
-    What is not stated comes from the device's usual node and is listed in `notes`.
+    What is not stated comes from the device's usual node and is listed in `notes`. A file that it
+    names lies relative to `folder`, or to where one stands.
 
     Raises:
         InputError: with every malformed part, the grammar and an example. CatalogError or
             FileFormatError when the device alone is at fault.
     """
-    parser = _Parser(" ".join(text.split()))
+    parser = _Parser(" ".join(text.split()), folder=folder or Path())
     body, options = _split_brackets(parser)
     pieces = [piece.strip() for piece in body.split(",")]
     if len(pieces) > 2:
@@ -234,7 +236,7 @@ def _read_option(parser: _Parser, option: str) -> None:
         parser.set("host_memory_bytes", size, option)
     elif match := re.fullmatch(r"(?i:topology)\s+(\S.*)", option):
         try:
-            parser.set("topology", read_topology(Path(match[1])), option)
+            parser.set("topology", read_topology(parser.folder / match[1]), option)
         except FileFormatError as error:
             parser.problems.extend(error.problems)
     else:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from foretrain.cost.network.measured import MeasuredCurve
-from foretrain.units import GB, US
+from foretrain.units import GB, US, format_bytes
 
 
 class Fitted(Protocol):
@@ -47,13 +47,6 @@ def render_curves(fitted: Sequence[Fitted], output: str | None) -> str:
     return "\n".join(lines)
 
 
-def _size(num_bytes: float) -> str:
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
-    return f"{num_bytes:g} B"
-
-
 def _curve(item: Fitted) -> list[str]:
     curve = item.curve
     nodes = "1 node" if curve.nodes == 1 else f"{curve.nodes} nodes over {curve.fabric}"
@@ -61,8 +54,8 @@ def _curve(item: Fitted) -> list[str]:
     lines = [
         f"{curve.collective} on {curve.ranks} x {curve.device}, {nodes} ({curve.source})",
         f"  latency {latency}; bus bandwidth of large messages {curve.bandwidth / GB:.1f} GB/s; "
-        f"bends up to {_size(curve.m2)}",
-        f"  measured from {_size(curve.smallest)} to {_size(curve.largest)}; error "
+        f"bends up to {format_bytes(curve.m2)}",
+        f"  measured from {format_bytes(curve.smallest)} to {format_bytes(curve.largest)}; error "
         f"of the fit: mean {curve.mean_error:.1%}, largest {curve.max_error:.1%}",
     ]
     lines += [f"  {doubt}" for doubt in item.doubts]

@@ -13,7 +13,7 @@ from foretrain.program import RankClass
 from foretrain.report.patterns import matches
 from foretrain.report.program_text import event_text, program_text
 from foretrain.report.tables import parts_table, table
-from foretrain.report.words import gib, moment_words, place, rank_ranges, verdict
+from foretrain.report.words import gib, moment_words, place, ranks_text, verdict
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import ClassResult, Result
 from foretrain.strategy.text import tree_text
@@ -148,7 +148,7 @@ def memory_text(
 
 
 def _class_memory(rank_class: ClassResult, program_class: RankClass | None) -> list[str]:
-    ranks = f"ranks {rank_ranges(rank_class.ranks)}"
+    ranks = ranks_text(rank_class.ranks)
     parts = [(name, value / GIB) for name, value in rank_class.peak_parts_bytes.items()]
     lines = [
         f"{rank_class.name} ({ranks}): live tensors at the peak, {rank_class.moment}",

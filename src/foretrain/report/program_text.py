@@ -9,7 +9,7 @@ from foretrain.errors import InputError, Problem
 from foretrain.program import Comm, ComputeEvent, Entry, Event, Item, Program, RankClass, Run
 from foretrain.report.patterns import label_names, matches
 from foretrain.report.words import gib, rank_ranges
-from foretrain.units import format_count
+from foretrain.units import format_bytes, format_flop
 
 
 def program_text(program: Program, what: str | None = None) -> str:
@@ -55,12 +55,12 @@ def event_text(event: Event) -> str:
     """Returns one event in one line: operator with local shape, or collective with group."""
     if isinstance(event, ComputeEvent):
         shape = " ".join(f"{name}={value:g}" for name, value in event.shape)
-        work = f"{format_count(event.flops)}FLOP, {format_count(event.bytes)}B"
+        work = f"{format_flop(event.flops)}, {format_bytes(event.bytes)}"
         return f"{event.op} {event.direction} {event.dtype}  {shape}  ({work})"
     more = f" x {event.count}" if event.count != 1 else ""
     shared = f", one of {event.sharers} groups of the node" if event.sharers > 1 else ""
     ranks = f"ranks {rank_ranges(event.ranks)}"
-    return f"{event.collective} {format_count(event.bytes)}B {event.dtype}{more}  {ranks}{shared}"
+    return f"{event.collective} {format_bytes(event.bytes)} {event.dtype}{more}  {ranks}{shared}"
 
 
 def _segments(entry: Entry) -> tuple[int, ...]:

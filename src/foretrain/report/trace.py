@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from foretrain.errors import InputError, Problem
 from foretrain.report.trace_boxes import Box, Lane, boxes_of, fewer, lane_order
-from foretrain.report.words import rank_ranges
+from foretrain.report.words import ranks_text
 from foretrain.simulator.result import Result
 from foretrain.units import GIB
 
@@ -90,7 +90,7 @@ def _contents(result: Result, max_slices: int) -> tuple[Event, Iterator[Event]]:
 
 def _names(result: Result, threads: dict[Lane, int]) -> Iterator[Event]:
     for index, rank_class in enumerate(result.classes):
-        name = f"{rank_class.name} (ranks {rank_ranges(rank_class.ranks)})"
+        name = f"{rank_class.name} ({ranks_text(rank_class.ranks)})"
         yield _meta(index, 0, "process_name", {"name": name})
         yield _meta(index, 0, "process_sort_index", {"sort_index": index})
     for (index, stream, copy), thread in threads.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foretrain.frontends.spec import ConvSpec
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Band, ClassResult, MemoryResult, Result
 from foretrain.units import GIB, format_seconds
@@ -70,6 +71,11 @@ def rank_ranges(ranks: Sequence[int]) -> str:
     return ",".join(words) + (",..." if len(runs) > 4 else "")
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Returns ranks with their word, e.g. 'rank 3' or 'ranks 0-31'."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
+
+
 def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for rank in ranks:
@@ -93,7 +99,7 @@ def place(result: Result, rank: int) -> str:
     if len(result.classes) == 1:
         return "every rank"
     rank_class = class_of(result, rank)
-    return f"{rank_class.name} (ranks {rank_ranges(rank_class.ranks)})"
+    return f"{rank_class.name} ({ranks_text(rank_class.ranks)})"
 
 
 def is_tight(memory: MemoryResult) -> bool:
@@ -148,10 +154,13 @@ def model_flops_formula(result: Result) -> str:
     full = result.model_flops_full_attention
     text = (
         f"{flop(result.model_flops_per_step)} per step: forward + backward of all "
-        "samples, multiply-add = 2, no recompute, causal attention counted half"
+        "samples, multiply-add = 2, no recompute"
     )
     if full > 1.0005 * result.model_flops_per_step:
-        text += f" ({flop(full)} with full attention, as Megatron tables count)"
+        text += (
+            f", causal attention counted half ({flop(full)} with full attention, as Megatron "
+            "tables count)"
+        )
     return text
 
 
@@ -170,7 +179,12 @@ def mfu_lines(result: Result, run: RunSpec) -> list[tuple[str, str]]:
 
 
 def _ambiguity(result: Result, run: RunSpec, per_device: float) -> list[tuple[str, str]]:
-    """Returns the same rate over the bf16 peak when the peak above is one of a low precision."""
+    """Returns what makes the rate above ambiguous.
+
+    Above 100 %: fast convolutions; over the peak of a low precision: the rate over that of bf16.
+    """
+    if result.mfu > 1.0 and isinstance(run.model, ConvSpec):
+        return [("", "above 100 %: Winograd convolutions multiply less than the FLOP counted")]
     if result.peak_dtype not in ("fp8", "mxfp8", "nvfp4"):
         return []
     if not run.cluster.device.supports("bf16"):

@@ -63,7 +63,8 @@ def read_cluster(fields: Fields, folder: Path | None) -> Cluster | None:
     if value is None:
         return None
     try:
-        return resolve_cluster(_file_beside(value, _folder(fields, "cluster", folder)))
+        beside = _folder(fields, "cluster", folder)
+        return resolve_cluster(_file_beside(value, beside), folder=beside)
     except InputError as error:
         fields.refuse(error.problems, type(error))
         return None

@@ -16,6 +16,7 @@ from foretrain.simulator.reference import play
 from foretrain.simulator.result import Band, ClassResult, EventCost
 from foretrain.simulator.segment_play import EventTimes
 from foretrain.simulator.tasks import Played
+from foretrain.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,8 @@ def _labels(program: Program) -> dict[int, str]:
         found = program.events[event]
         if isinstance(found, CommEvent):
             kind = found.collective.replace("_", "-")
-            label = f"{category} {kind} {found.bytes / 1e6:.3g} MB"
+            times = f"{found.count:,} x " if found.count != 1 else ""
+            label = f"{category} {kind} {times}{format_bytes(found.bytes)}"
         labels[event] = label
 
     for segment in program.segments:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.network.curve import bus_factor
 from foretrain.hardware.cluster import Cluster, GroupLayout
-from foretrain.units import GB, US
+from foretrain.units import GB, US, format_bytes
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "reduce",
@@ -65,8 +65,8 @@ class MeasuredCurve:
         """Returns what the curve is, for reports."""
         alpha = f"alpha {self.latency_s / US:.1f} us, " if self.plateau else ""
         return (
-            f"measured curve ({self.source}), {self.smallest:.3g} to {self.largest:.3g} B, {alpha}"
-            f"B {self.bandwidth / GB:.1f} GB/s"
+            f"measured curve ({self.source}), {format_bytes(self.smallest)} to "
+            f"{format_bytes(self.largest)}, {alpha}B {self.bandwidth / GB:.1f} GB/s"
         )
 
     def covers(self, num_bytes: float) -> bool:

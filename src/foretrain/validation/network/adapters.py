@@ -305,7 +305,7 @@ ADAPTERS: tuple[Adapter, ...] = (
 
 
 def _base(name: str, collective: str, size: str) -> NetworkRow:
-    key = re.sub(r"[\s-]+", "_", collective.strip().lower())
+    key = re.sub(r"[\s-]+", "_", collective.strip().lower()).removesuffix("_perf")
     num_bytes = _number(size)
     reason = ""
     if key not in COLLECTIVES:

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from foretrain.validation.ops.classes import same_work, size_class
+from foretrain.validation.ops.events import DTYPES
 from foretrain.validation.ops.predict import OpOutcome
 from foretrain.validation.report import percent, signed
 from foretrain.validation.statistics import quantile
@@ -104,7 +105,7 @@ def _ok(result: OpResult) -> str:
 #: The groups of the JSON form; those of the text table join the first five.
 GROUPINGS: dict[str, Callable[[OpResult], str]] = {
     "op": lambda r: f"{_ok(r)} {r.outcome.row.part}",
-    "dtype": lambda r: r.outcome.row.dtype or "not stated",
+    "dtype": lambda r: DTYPES.get(r.outcome.row.dtype, r.outcome.row.dtype) or "not stated",
     "device": lambda r: r.outcome.device or r.outcome.row.device or "not stated",
     "kernel": lambda r: r.outcome.row.stack or "not stated",
     "size": lambda r: size_class(r.outcome.events[0]) if r.outcome.events else "not priced",

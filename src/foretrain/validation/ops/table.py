@@ -157,7 +157,10 @@ def _item(name: str, line: Mapping[str, str]) -> MeasuredOp:
     included = line.get("launch_included", "").strip().lower()
     if included not in (*_TRUE, *_FALSE):
         bad.append(f"launch_included {included!r}")
-    latency = _number(line.get("latency_us", "").strip())
+    text = line.get("latency_us", "").strip()
+    latency = _number(text)
+    if text and latency is None:
+        bad.append(f"latency_us {text!r}")
     row = OpRow(
         id=name,
         device=line.get("device", "").strip(),
