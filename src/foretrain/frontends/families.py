@@ -234,8 +234,10 @@ def model_from_mapping(mapping: Mapping[str, Any], *, where: str = "model") -> M
                 else "",
             )
         )
-        # what else is wrong depends on the family, but for misspelt keys
-        raise InputError(problems if isinstance(family, str) else problems[-1:])
+        # what else is wrong depends on the family: known only where it is a misspelt one
+        if not isinstance(family, str) or not nearest(family, FAMILIES):
+            raise InputError(problems if isinstance(family, str) else problems[-1:])
+        family = "gpt"
     family = family.lower()
     values = _checked(given, where, problems)
     problems += [

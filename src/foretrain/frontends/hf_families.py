@@ -270,10 +270,9 @@ def _t5(config: Mapping[str, Any], values: dict[str, Any], refuse: Refuse) -> No
     if values.get("dropout") is not None:
         values |= dict.fromkeys(("attention_dropout", "inner_dropout"), values["dropout"])
     names = config.get("architectures")
-    if isinstance(names, list) and any(
-        str(name).endswith("EncoderModel") for name in cast("list[Any]", names)
-    ):
-        refuse("architectures", names, "...ForConditionalGeneration, ...Model")
+    listed = cast("list[Any]", names) if isinstance(names, list) else []
+    if any(str(name).endswith("EncoderModel") for name in listed):
+        refuse("architectures", listed, "...ForConditionalGeneration, ...Model")
     if config.get("is_encoder_decoder") is False or config.get("is_decoder") is True:
         refuse("is_encoder_decoder", "false", "true")
 
