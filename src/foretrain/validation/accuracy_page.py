@@ -37,7 +37,9 @@ the factor 1.05 of kernels within a step (eight Megatron-LM runs on A100), the f
 interval (all families: "in band" is in sample), host costs of the Megatron-DeepSpeed stacks
 (vtrain_groundtruth), the attention kernel of llm-foundry (two runs), the default stack of preset
 megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090 and V100
-(ResNet-50).
+(ResNet-50), stragglers (nvidia_dgxc), element-wise work of the stacks of 2020 (BERT on one GPU of
+DLPerf), the host scale of nanotron (checked on ultrascale_playbook), allocator slack and copies of
+logits (the memory of all families that state a peak).
 
 ## How to read it
 
