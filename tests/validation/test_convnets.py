@@ -51,8 +51,8 @@ def test_resnet_50_on_four_nodes(comparisons) -> None:
     assert all(abs(c.time_ratio - 1) <= 0.15 for c in rows.values())
     predicted = [rows[name].outcome.prediction.step_s for name in SCALING]
     measured = [rows[name].measured_s for name in SCALING]
-    # 5.2 points apart: the measured loss over four nodes is larger than the exposed all-reduce
-    assert abs(predicted[0] / predicted[2] - measured[0] / measured[2]) <= 0.06
+    # 3.2 points apart: the measured loss over four nodes is still larger than the predicted one
+    assert abs(predicted[0] / predicted[2] - measured[0] / measured[2]) <= 0.04
 
 
 def test_single_gpu_runs(measurements: Path) -> None:
