@@ -12,6 +12,7 @@ from foretrain.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from foretrain.run.spec import RunSpec
+    from foretrain.simulator.result import Result
 
 
 def run_predict(
@@ -34,11 +35,9 @@ def run_predict(
     from foretrain.run.load import load_run
 
     run = load_run(run_file, overrides=overrides, flags=flags)
-    from foretrain.analysis.baselines import baselines
     from foretrain.analysis.cost_of_run import cost_of_run, token_budget
     from foretrain.analysis.levers import find_levers
     from foretrain.predict import predict
-    from foretrain.report.baselines import baseline_json, baseline_lines
     from foretrain.report.json_form import to_json
     from foretrain.report.text import render
     from foretrain.report.tokens import token_json, token_lines
@@ -49,15 +48,13 @@ def run_predict(
             run, flat=flat, plain=plain, strict=strict, timeline=trace_file is not None
         )
         levers = () if json_file == "-" else find_levers(run, result)
-        simpler = baselines(run) if with_baselines else None
+        simpler = _simpler(run, result) if with_baselines else None
     cost = None if budget is None else cost_of_run(result, run, budget)
     lines = [] if cost is None else list(token_lines(cost, run))
     more = {} if cost is None else {"token_budget": token_json(cost)}
     if simpler is not None:
-        lines += (
-            ["", *baseline_lines(simpler, result)] if lines else baseline_lines(simpler, result)
-        )
-        more["baselines"] = baseline_json(simpler)
+        words, more["baselines"] = simpler
+        lines += ["", *words] if lines else words
     text = "" if json_file == "-" else render(result, run, levers, lines)
     if json_file is not None:
         form = json_text({**to_json(result, run), **more})
@@ -73,6 +70,15 @@ def run_predict(
         emit(text)
     if not result.fits:
         raise Finished(2)
+
+
+def _simpler(run: RunSpec, result: Result) -> tuple[list[str], dict[str, Any]]:
+    """Lines and JSON of what simpler models say."""
+    from foretrain.analysis.baselines import baselines
+    from foretrain.report.baselines import baseline_json, baseline_lines
+
+    found = baselines(run)
+    return baseline_lines(found, result), baseline_json(found)
 
 
 @contextmanager

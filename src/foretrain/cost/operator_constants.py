@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.cost.calibration import Entries, load
+from foretrain.cost.toml_text import toml_lines
 from foretrain.errors import FileFormatError, Problem
 
 SCHEMA = 1
@@ -169,23 +170,5 @@ def operators_text(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     for kind, items in entries.items():
         for entry in items:
             lines += ["", f"[[operators.{kind}]]"]
-            lines += [f"{_key(key)} = {_value(value)}" for key, value in entry.items()]
+            lines += toml_lines(entry)
     return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _value(key)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else " " for c in escaped) + '"'
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[str, object]", value).items()
-        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in pairs) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in cast("Sequence[object]", value)) + "]"
-    return repr(value)

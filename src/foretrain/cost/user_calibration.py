@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.cost.network.measured import MeasuredCurve, curve_from_table, curve_to_table
+from foretrain.cost.toml_text import toml_lines
 from foretrain.errors import FileFormatError, Problem
 
 SCHEMA = 1
@@ -89,16 +90,5 @@ def calibration_text(curves: Sequence[MeasuredCurve]) -> str:
     ]
     for curve in curves:
         lines += ["", "[[network.curve]]"]
-        lines += [f"{key} = {_value(value)}" for key, value in curve_to_table(curve).items()]
+        lines += toml_lines(curve_to_table(curve))
     return "\n".join(lines) + "\n"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else " " for c in escaped) + '"'
-    if isinstance(value, list):
-        return f"[{', '.join(_value(item) for item in cast('list[object]', value))}]"
-    return repr(value)

@@ -8,7 +8,7 @@ docs/explain/costs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import log2
 from typing import Any
@@ -59,13 +59,22 @@ def _matches(kernel: str, patterns: Sequence[str]) -> bool:
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of `gemm` events (shape b m n k, optional out_bytes and accumulate)."""
+    return price_by_dtype(events, machine, _price_dtype)
+
+
+def price_by_dtype(
+    events: Sequence[ComputeEvent],
+    machine: Machine,
+    price_group: Callable[[Sequence[ComputeEvent], str, Machine], list[Answer]],
+) -> list[Answer]:
+    """Returns the answers of `price_group`, called once for the events of each dtype, in order."""
     answers: dict[int, Answer] = {}
     by_dtype: dict[str, list[int]] = {}
     for i, event in enumerate(events):
         by_dtype.setdefault(event.dtype, []).append(i)
     for dtype, indices in by_dtype.items():
         group = [events[i] for i in indices]
-        answers.update(zip(indices, _price_dtype(group, dtype, machine), strict=True))
+        answers.update(zip(indices, price_group(group, dtype, machine), strict=True))
     return [answers[i] for i in range(len(events))]
 
 

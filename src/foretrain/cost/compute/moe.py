@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
-from foretrain.cost.compute.gemm import dtype_of
+from foretrain.cost.compute.gemm import dtype_of, price_by_dtype
 from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds
 from foretrain.cost.compute.routing import busiest_rank
 from foretrain.cost.machine import Machine
@@ -139,14 +139,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     `load` is the busiest rank's share over the mean (1 when absent); `distribution` the exponent of
     a power law of expert loads, 0 balanced; `permute` 1 counts gather and combination of rows.
     """
-    answers: dict[int, Answer] = {}
-    by_dtype: dict[str, list[int]] = {}
-    for i, event in enumerate(events):
-        by_dtype.setdefault(event.dtype, []).append(i)
-    for dtype, indices in by_dtype.items():
-        group = [events[i] for i in indices]
-        answers.update(zip(indices, _price_dtype(group, dtype, machine), strict=True))
-    return [answers[i] for i in range(len(events))]
+    return price_by_dtype(events, machine, _price_dtype)
 
 
 def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -> list[Answer]:
