@@ -20,8 +20,8 @@ from foretrain.strategy.checks import (
     check_stages,
     check_tensor_parallel,
     data_parallel,
-    even_stages,
 )
+from foretrain.strategy.choices import even_stages
 from foretrain.strategy.plan import Plan
 
 SPEC = ModelSpec(

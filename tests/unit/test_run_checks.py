@@ -13,11 +13,9 @@ from foretrain.strategy.checks import (
     Numbers,
     check_plan,
     data_parallel,
-    divisors,
-    even_stages,
-    nearest_choice,
     tensor_degrees,
 )
+from foretrain.strategy.choices import divisors, even_stages, nearest_choice
 from foretrain.strategy.plan import Plan
 
 SPEC = ModelSpec(

@@ -10,7 +10,8 @@ from foretrain.frontends.spec import num_layers
 from foretrain.run.defaults import pad_vocabulary
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Result
-from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, divisors
+from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan
+from foretrain.strategy.choices import divisors
 from foretrain.strategy.plan import RECOMPUTE, Plan, Recompute
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import Runtime

@@ -15,7 +15,8 @@ from typing import Any
 from foretrain.analysis.candidates import changed_plan
 from foretrain.frontends.spec import ConvSpec
 from foretrain.run.spec import RunSpec
-from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, divisors, tensor_degrees
+from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, tensor_degrees
+from foretrain.strategy.choices import divisors
 from foretrain.strategy.plan import Recompute
 
 #: Larger micro-batches than this are not tried.

@@ -14,7 +14,8 @@ from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_s
 from foretrain.compiler.placements import Layout, layout
 from foretrain.compiler.recompute import core_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split
-from foretrain.graph.backward import SIDE_ZERO, Backward
+from foretrain.graph.backward import Backward
+from foretrain.graph.gradient_walk import SIDE_ZERO
 from foretrain.graph.ir import Block, Op, Tensor
 from foretrain.mesh import Mesh
 from foretrain.strategy.tree import DimSplit, Node, Settings, resolve

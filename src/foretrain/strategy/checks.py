@@ -6,12 +6,17 @@ here stops at the first problem, and nothing here changes a plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log
 
 from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec, num_layers
+from foretrain.strategy.choices import (
+    choice_of,
+    divisors,
+    even_stages,
+    multiple_of,
+    with_way_out,
+)
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tables import check_no_tables, check_rec_plan
 
@@ -138,7 +143,7 @@ def check_degrees(spec: Model, plan: Plan, num_devices: int) -> list[Problem]:
     key, allowed = _degree_to_change(spec, plan, num_devices)
     value = plan.tp if key == "tp" else plan.pp
     what = f"{terms} = {model_parallel} does not divide the {num_devices} devices of the cluster"
-    return [_choice(what, f"plan.{key}", value, allowed, key)]
+    return [choice_of(what, f"plan.{key}", value, allowed, key)]
 
 
 def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, list[int]]:
@@ -178,7 +183,7 @@ def check_tensor_parallel(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list
     problems: list[Problem] = []
 
     def refuse(what: str) -> None:
-        problems.append(_choice(what, "plan.tp", tp, allowed, "tp"))
+        problems.append(choice_of(what, "plan.tp", tp, allowed, "tp"))
 
     if spec.heads % tp:
         refuse(f"tp {tp} does not divide the {spec.heads} attention heads")
@@ -194,7 +199,7 @@ def check_tensor_parallel(spec: ModelSpec, plan: Plan, numbers: Numbers) -> list
     if plan.sequence_parallel and not problems:
         lengths = {"sequence": numbers.sequence, "target_sequence": numbers.target_sequence}
         problems += [
-            _multiple(
+            multiple_of(
                 f"{key} {length} is not a multiple of tp {tp}, which sequence_parallel needs",
                 f"training.{key}",
                 length,
@@ -230,11 +235,11 @@ def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
     else:
         allowed = [p for p in divisors(spec.depth) if spec.depth % (p * plan.interleave) == 0]
     value = plan.interleave if key == "interleave" else plan.pp
-    problem = _choice(what, f"plan.{key}", value, allowed, key)
+    problem = choice_of(what, f"plan.{key}", value, allowed, key)
     if chunks > spec.depth:
         return [problem]
     stages = ", ".join(str(n) for n in even_stages(spec.depth, chunks))
-    return [_with_way_out(problem, f"or give stages: [{stages}]")]
+    return [with_way_out(problem, f"or give stages: [{stages}]")]
 
 
 def check_stacks(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -263,7 +268,7 @@ def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:
             "schedule needs"
         )
         value = numbers.global_batch
-        problems.append(_multiple(what, "training.global_batch", value, unit))
+        problems.append(multiple_of(what, "training.global_batch", value, unit))
     if count > MAX_MICROBATCHES:
         what = f"{count} micro-batches per step"
         problems.append(
@@ -314,7 +319,7 @@ def check_batch(numbers: Numbers, dp: int) -> list[Problem]:
         f"global_batch {numbers.global_batch} is not a multiple of microbatch x dp = "
         f"{numbers.microbatch} x {dp} = {unit}"
     )
-    return [_multiple(what, "training.global_batch", numbers.global_batch, unit)]
+    return [multiple_of(what, "training.global_batch", numbers.global_batch, unit)]
 
 
 def check_sequence(spec: ModelSpec, sequence: int | None, key: str) -> list[Problem]:
@@ -347,59 +352,5 @@ def check_sharding(plan: Plan, dp: int) -> list[Problem]:
         problems.append(Problem(what=what, where="plan.zero", value=plan.zero, allowed=allowed))
     if plan.shard is not None and (plan.shard > dp or dp % plan.shard):
         what = f"shard {plan.shard} does not divide the {dp} data-parallel ranks"
-        problems.append(_choice(what, "plan.shard", plan.shard, divisors(dp), "shard"))
+        problems.append(choice_of(what, "plan.shard", plan.shard, divisors(dp), "shard"))
     return problems
-
-
-def divisors(number: int) -> list[int]:
-    """Returns the divisors of a positive number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
-def even_stages(layers: int, chunks: int) -> list[int]:
-    """Returns layers per virtual stage, as even as possible, the longer stages first."""
-    base, extra = divmod(layers, chunks)
-    return [base + 1] * extra + [base] * (chunks - extra)
-
-
-def nearest_choice(value: int, allowed: Sequence[int]) -> int:
-    """Returns the allowed value with the smallest ratio to `value`, the smaller one of two."""
-
-    def distance(choice: int) -> tuple[float, int]:
-        return abs(log(choice) - log(value)), choice
-
-    return min(allowed, key=distance)
-
-
-def _choice(what: str, where: str, value: int, allowed: Iterable[int], key: str) -> Problem:
-    options = list(allowed)
-    return Problem(
-        what=what,
-        where=where,
-        value=value,
-        allowed=", ".join(str(option) for option in options),
-        way_out=f"nearest: {key} {nearest_choice(value, options)}" if options else "",
-    )
-
-
-def _multiple(what: str, where: str, value: int, unit: int) -> Problem:
-    below, above = value // unit * unit, (value // unit + 1) * unit
-    near = f"{below} or {above}" if below else f"{above}"
-    return Problem(
-        what=what,
-        where=where,
-        value=value,
-        allowed=f"multiples of {unit}",
-        way_out=f"nearest: {near}",
-    )
-
-
-def _with_way_out(problem: Problem, more: str) -> Problem:
-    return Problem(
-        what=problem.what,
-        where=problem.where,
-        value=problem.value,
-        allowed=problem.allowed,
-        way_out=", ".join(part for part in (problem.way_out, more) if part),
-    )

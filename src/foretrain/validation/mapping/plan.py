@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretrain.stack import Stack
-from foretrain.strategy.checks import even_stages
+from foretrain.strategy.choices import even_stages
 from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
 from foretrain.validation.rows import Row
 
