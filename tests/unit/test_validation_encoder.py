@@ -86,9 +86,9 @@ def test_hugging_face_predicts_words_everywhere() -> None:
     [
         ({"model": "BioBERT"}, "relatives"),
         ({"seq_len": None}, "sequence length"),
-        ({"hidden": None}, "shape"),
+        ({"hidden": None, "model": "BERT"}, "shape"),
         ({"framework": "Chainer"}, "no stack"),
-        ({"family": "mlperf_training"}, "later version"),
+        ({"family": "mlperf_training"}, "packs samples"),
     ],
 )
 def test_other_rows_are_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:

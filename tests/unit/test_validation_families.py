@@ -63,7 +63,6 @@ def test_megatron_builds_t5_of_its_own_parts() -> None:
     [
         ({"n_layers": None}, "shape is not stated"),
         ({"seq_len": None}, "sequence length is not stated"),
-        ({"family": "flagperf"}, "T5 of this source"),
         ({"model_class": "seq2seq", "model": "BART"}, "BART is not modelled"),
         ({"model_class": "other", "model": "BERT-large (MLPerf, seq 512)"}, "packs samples"),
         ({"model_class": "other", "model": "Llama2 70B LoRA"}, "LoRA"),

@@ -364,7 +364,7 @@ def test_other_classes_of_models_are_refused_by_name(name: str) -> None:
         ({"task": "finetune qlora"}, "QLoRA"),
         ({"precision": "bf16-true + nf4 (qlora)"}, "QLoRA"),
         ({"n_experts": 8}, "mixture of experts"),
-        ({"model": "Quux 8B"}, "architecture"),
+        ({"model": "Mamba 8B"}, "architecture"),
         ({"n_layers": None, "model": "Quux 8B"}, "shape is not stated"),
         ({"unreadable": ("tp 'x'",)}, "no number in tp 'x'"),
     ],
@@ -378,6 +378,74 @@ def test_a_model_without_a_shape_is_looked_up_in_the_catalog() -> None:
     mapped = map_row(replace(ROW, n_layers=None, hidden=None, model="Llama-3.1-8B-Instruct"))
     assert mapped.run["model"] == "llama-3.1-8b"
     assert mapped.assumed == ("shape: that of the catalog's llama-3.1-8b",)
+
+
+@pytest.mark.parametrize(
+    ("change", "family"),
+    [
+        ({}, "llama"),  # an MLP that is not four times as wide
+        ({"ffn": 16384}, "llama"),  # fewer key-value heads
+        ({"ffn": 16384, "kv_heads": 32}, "gpt"),
+        ({"ffn": 16384, "kv_heads": None}, "gpt"),
+    ],
+)
+def test_a_name_that_says_nothing_is_read_off_the_shape(
+    change: dict[str, object], family: str
+) -> None:
+    row = replace(ROW, model="Quux 8B", **change)  # pyright: ignore[reportArgumentType]
+    mapped = map_row(row)
+    assert mapped.run["model"]["family"] == family
+    assert any(line.startswith(f"architecture: like {family}") for line in mapped.assumed)
+
+
+BERT = replace(
+    ROW,
+    model="BERT-large",
+    model_class="bert",
+    n_layers=None,
+    hidden=None,
+    heads=None,
+    kv_heads=None,
+    ffn=None,
+    vocab=None,
+    seq_len=512,
+    framework="PyTorch",
+    tp=1,
+    dp=16,
+)
+
+
+def test_bert_of_any_source_is_mapped() -> None:
+    mapped = map_row(BERT)
+    model = mapped.run["model"]
+    assert (model["family"], model["layers"], model["hidden"], model["masked"]) == (
+        "bert", 24, 1024, 80,
+    )  # fmt: skip
+    assert mapped.attention == "unfused"
+    assert mapped.run["stack"] == "pytorch-eager"
+    with pytest.raises(Unsupported, match="relatives"):
+        map_row(replace(BERT, model="RoBERTa-large"))
+    with pytest.raises(Unsupported, match="shape is not stated"):
+        map_row(replace(BERT, model="BERT"))
+
+
+def test_bert_on_questions_has_no_head_of_words() -> None:
+    mapped = map_row(replace(BERT, model="BERT-base SQuAD finetune", seq_len=None))
+    assert mapped.run["training"]["sequence"] == 384
+    assert mapped.run["model"]["head"] == "none"
+    assert mapped.run["training"]["optimizer"] == "adamw"
+
+
+def test_t5_is_built_as_its_framework_builds_it() -> None:
+    row = replace(ROW, model="T5 220M", model_class="t5", heads=12, kv_heads=12, seq_len=512)
+    megatron = map_row(row).run
+    assert megatron["model"]["norm"] == "layernorm"
+    assert megatron["training"]["target_sequence"] == 128
+    released = map_row(replace(row, framework="HF transformers")).run["model"]
+    assert "norm" not in released
+    assert "activation" not in released
+    gated = map_row(replace(row, model="flan-t5", framework="HF transformers")).run["model"]
+    assert gated["activation"] == "geglu"
 
 
 def test_runs_without_an_optimizer_get_none() -> None:

@@ -10,7 +10,7 @@ import pytest
 from foretrain.errors import FileFormatError
 from foretrain.validation.rows import MEASURED_NUMBERS, MEASURED_TEXTS, Row, read_rows
 
-HEAD = "id,family,n_gpus,gpu_mem_gb,mbs,iter_time_s,peak_mem_gib,samples_unit,made_up\n"
+HEAD = "id,family,model,gpu,n_gpus,gpu_mem_gb,mbs,iter_time_s,peak_mem_gib,samples_unit,made_up\n"
 
 
 def write(path: Path, text: str) -> Path:
@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", ["runs.csv", "runs.csv.gz"])
 def test_numbers_are_read_as_the_file_writes_them(name: str, tmp_path: Path) -> None:
-    text = HEAD + "a-1,fam,384.0,80 GB,2,0.5,,images,x\na-2,fam,,183359 MiB,,nan,-1,,\n"
+    text = HEAD + "a-1,fam,m,x,384.0,80 GB,2,0.5,,images,x\na-2,fam,m,x,,183359 MiB,,nan,-1,,\n"
     first, second = read_rows(write(tmp_path / name, text))
     assert (first.row.n_gpus, first.row.gpu_mem_gb, first.row.mbs) == (384, 80.0, 2)
     assert (first.measured.iter_time_s, first.measured.samples_unit) == (0.5, "images")
@@ -31,7 +31,7 @@ def test_numbers_are_read_as_the_file_writes_them(name: str, tmp_path: Path) -> 
 
 
 def test_what_is_no_number_is_named(tmp_path: Path) -> None:
-    (run,) = read_rows(write(tmp_path / "r.csv", HEAD + "a,f,eight,,2.5,1,,,\n"))
+    (run,) = read_rows(write(tmp_path / "r.csv", HEAD + "a,f,m,x,eight,,2.5,1,,,\n"))
     assert run.row.unreadable == ("n_gpus 'eight'", "mbs '2.5'")
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
 def test_the_batch_of_a_node_is_divided_over_its_devices(
     count: str, notes: str, batches: tuple[int | None, int | None], step: float, tmp_path: Path
 ) -> None:
-    text = f"id,n_gpus,mbs,iter_time_s,notes\na,{count},1280,4.0,{notes}\n"
+    text = f"id,model,gpu,n_gpus,mbs,iter_time_s,notes\na,,,{count},1280,4.0,{notes}\n"
     (run,) = read_rows(write(tmp_path / "r.csv", text))
     assert (run.row.mbs, run.row.gbs) == batches
     assert run.measured.iter_time_s == pytest.approx(step)
@@ -60,13 +60,14 @@ def test_a_row_has_no_place_for_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"", "column 'id' is missing"),
-        (b"name,gpu\nx,y\n", "column 'id' is missing"),
-        (b"id,gpu\na,x\na,y\n", "given twice"),
-        (b"id,gpu\n,x\n", "'id' is empty"),
+        (b"", "without the columns id, model, gpu"),
+        (b"name,gpu\nx,y\n", "without the columns id, model"),
+        (b"id,price\nx,y\n", "without the columns model, gpu"),
+        (b"id,model,gpu\na,m,x\na,m,y\n", "given twice"),
+        (b"id,model,gpu\n,m,x\n", "'id' is empty"),
         (b"\xff\xfe\x00", "UTF-8"),
         (b"\x1f\x8bnothing", "cannot read"),
-        (b"id,gpu\na," + b"x" * 200_000 + b"\n", "not a CSV file"),
+        (b"id,model,gpu\na," + b"x" * 200_000 + b"\n", "not a CSV file"),
     ],
 )
 def test_a_file_that_is_no_table_ends_in_one_error(

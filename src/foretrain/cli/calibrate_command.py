@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrain.cli.output import check_target, emit, refuse_foreign, write_atomically
+from foretrain.cli.output import check_target, complain, emit, refuse_foreign, write_atomically
 from foretrain.errors import InputError, Problem
 
 KINDS = ("network", "ops")
@@ -27,7 +27,9 @@ def calibrate(
     ],
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the calibration file (TOML)."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the calibration file (TOML); - is stdout."
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -85,9 +87,8 @@ def _network(
         fabric="" if fabric is None else fabric_name(fabric),
         collective=collective or "",
     )
-    if output is not None:
-        write_atomically(Path(output), calibration_text([item.curve for item in fitted]))
-    emit(render_curves(fitted, output))
+    text = calibration_text([item.curve for item in fitted])
+    _deliver(output, text, render_curves(fitted, output))
 
 
 def _ops(files: list[str], output: str | None, device: str | None) -> None:
@@ -102,8 +103,17 @@ def _ops(files: list[str], output: str | None, device: str | None) -> None:
     items = [item for name in files for item in read_ops(Path(name))]
     source = ", ".join(Path(name).name for name in files)
     result = calibrate_ops(items, device, source)
+    kinds = dict.fromkeys(refit.kind for refit in result.refits)
+    entries = {k: [r.entry for r in result.refits if r.kind == k] for k in kinds}
+    _deliver(output, operators_text(entries), render_calibrated(result, output))
+
+
+def _deliver(output: str | None, calibration: str, residuals: str) -> None:
+    """Writes the calibration and prints the residuals; with `-` the file goes to stdout alone."""
+    if output == "-":
+        emit(calibration)
+        complain(residuals)
+        return
     if output is not None:
-        kinds = dict.fromkeys(refit.kind for refit in result.refits)
-        entries = {k: [r.entry for r in result.refits if r.kind == k] for k in kinds}
-        write_atomically(Path(output), operators_text(entries))
-    emit(render_calibrated(result, output))
+        write_atomically(Path(output), calibration)
+    emit(residuals)

@@ -40,6 +40,8 @@ def render_curves(fitted: Sequence[Fitted], output: str | None) -> str:
     lines: list[str] = []
     for item in fitted:
         lines += [*_curve(item), ""]
+    if output == "-":
+        return "\n".join(lines)  # the curves themselves went to standard output
     if output is not None:
         lines.append(f"Wrote {len(fitted)} curves to {output}; use it with --calibration {output}")
     else:

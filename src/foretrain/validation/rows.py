@@ -18,6 +18,8 @@ from typing import Any
 
 from foretrain.errors import FileFormatError, Problem
 
+#: Columns without which a table holds no measured runs.
+REQUIRED = ("id", "model", "gpu")
 #: Columns of the measurement; everything else describes the run. `measured_how` belongs here too.
 MEASURED_TEXTS = ("samples_unit", "measured_how")
 MEASURED_NUMBERS = (
@@ -119,8 +121,8 @@ def read_rows(path: Path) -> list[MeasuredRun]:
     """Returns the lines of a .csv or .csv.gz file; unknown columns are ignored.
 
     Raises:
-        FileFormatError: the file is not readable, is no CSV with a column `id`, or an id is
-            missing or given twice.
+        FileFormatError: the file is not readable, is no CSV with the columns `REQUIRED`, or an
+            id is missing or given twice.
     """
     problems: list[Problem] = []
     runs: list[MeasuredRun] = []
@@ -168,9 +170,10 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         names = reader.fieldnames
-        if names is None or "id" not in names:
-            way_out = "the first line names the columns"
-            what = "no table of measured runs: the column 'id' is missing"
+        missing = [name for name in REQUIRED if name not in (names or ())]
+        if missing:
+            way_out = "the first line names the columns; docs/reference/measured-runs.md lists them"
+            what = f"no table of measured runs: without the columns {', '.join(missing)}"
             raise FileFormatError(Problem(what=what, where=str(path), way_out=way_out))
         for line in reader:
             yield reader.line_num, line

@@ -15,8 +15,7 @@ from typing import Any
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
 
-#: Sources whose training script is known.
-FAMILIES = ("jax_toolbox", "nemo_launcher_a100", "megatron_ci_golden")
+#: Tokens of a target of pretraining on spans, a quarter of the 512 of the input.
 TARGET = 128
 
 _T5X: Mapping[str, Any] = {
@@ -42,8 +41,8 @@ _CASED_WORDS = 28996 + 100
 
 
 def is_t5(row: Row) -> bool:
-    """Returns whether the row is a T5 of a source whose training script is known."""
-    return row.model_class == "t5" and row.family in FAMILIES
+    """Returns whether the row is a T5."""
+    return row.model_class == "t5"
 
 
 def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
@@ -52,9 +51,9 @@ def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
         raise Unsupported("the model's shape is not stated")
     if not row.seq_len:
         raise Unsupported("the sequence length is not stated")
-    t5x = row.family == "jax_toolbox"
+    nemo = has_word(row.framework, "nemo")
     model: dict[str, Any] = {
-        **(_T5X if t5x else {**_MEGATRON, "max_positions": row.seq_len}),
+        **_built_by(row),
         "layers": row.n_layers,
         "decoder_layers": _decoder_layers(row),
         "hidden": row.hidden,
@@ -63,7 +62,7 @@ def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
         "ffn": row.ffn,
         "vocab": row.vocab,
     }
-    if row.family == "nemo_launcher_a100":
+    if nemo:
         model |= {"activation": "geglu", "head_dim": 64}
         if has_word(row.model, "mt5"):
             model["family"] = "mt5"
@@ -71,6 +70,20 @@ def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
         model["vocab"] = _CASED_WORDS
         assumed.add(f"vocab {_CASED_WORDS} (the recipes of the source)")
     return {key: value for key, value in model.items() if value is not None}
+
+
+def _built_by(row: Row) -> Mapping[str, Any]:
+    """What the frameworks build that call it T5; the released T5 where none of them is named."""
+    if has_word(row.framework, "t5x", "jax"):
+        return _T5X
+    if has_word(row.framework, "megatron", "nemo"):
+        return {**_MEGATRON, "max_positions": row.seq_len}
+    return {"family": "t5", **({"activation": "geglu"} if _is_gated(row) else {})}
+
+
+def _is_gated(row: Row) -> bool:
+    """Returns whether the model is of version 1.1 or multilingual."""
+    return has_word(row.model, "1.1", "1_1", "mt5", "flan")
 
 
 def _decoder_layers(row: Row) -> int | None:
@@ -87,5 +100,5 @@ def _decoder_layers(row: Row) -> int | None:
 
 def map_target(assumed: Assumed) -> int:
     """Returns the length of the target: that of the sources' data sets."""
-    assumed.add(f"target_sequence = {TARGET} (the scripts of the source)")
+    assumed.add(f"target_sequence = {TARGET} (usual for pretraining on spans; not stated)")
     return TARGET

@@ -16,8 +16,6 @@ CLASSES: Mapping[str, str] = {
     "llm_moe": "mixture of experts comes with a later version",
     "llm_moe_hybrid": "mixture of experts and state-space layers come with a later version",
     "llm_hybrid_mamba": "state-space layers come with a later version",
-    "bert": "BERT of this source comes with a later version",
-    "t5": "T5 of this source states no length",
     "seq2seq": "BART is not modelled",
     "nmt": "translation models come with a later version",
     "lm_transformer_xl": "Transformer-XL is not modelled",
@@ -43,8 +41,9 @@ _LLAMA: Mapping[str, Any] = {"family": "llama"}
 #: Architectures by words of the model's name, the first match decides. What is not said here is
 #: the usual value of the family (frontends/families.py).
 ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    (r"llava|wan2|gemma4", {}),
-    (r"code-?llama|tiny-?llama|llama|internlm|aquila|\byi\b", _LLAMA),
+    (r"llava|wan2|gemma4|mamba|rwkv", {}),
+    (r"llama|internlm|aquila|\byi\b|olmo|smollm|deepseek|vicuna", _LLAMA),
+    (r"granite|minicpm|stablelm|xgen", _LLAMA),
     (r"baichuan", {"family": "llama", "positions": "alibi"}),
     (r"chatglm", {"family": "llama", "qkv_bias": True, "rotary_fraction": 0.5}),
     (r"qwen", {"family": "qwen2"}),
@@ -71,7 +70,8 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"falcon", {"family": "falcon"}),
     (r"phi-?3", {"family": "phi3"}),
     (r"phi", {"family": "phi"}),
-    (r"gpt|nemo megatron|paxml|cpm|megatron|mt-nlg", {"family": "gpt"}),
+    (r"neox|pythia|dolly", {"family": "gpt_neox"}),
+    (r"gpt|nemo megatron|paxml|cpm|megatron|mt-nlg|starcoder|turing|cerebras", {"family": "gpt"}),
 )
 
 
@@ -89,7 +89,7 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
     missing = [key for key, value in shape.items() if not value]
     if missing:
         return _by_name(row, missing, assumed)
-    architecture = _as_stated(row, _architecture(row))
+    architecture = _as_stated(row, _architecture(row, assumed))
     model: dict[str, Any] = {
         **architecture,
         "layers": row.n_layers,
@@ -150,10 +150,18 @@ def _by_name(row: Row, missing: list[str], assumed: Assumed) -> str:
     return name
 
 
-def _architecture(row: Row) -> Mapping[str, Any]:
+def _architecture(row: Row, assumed: Assumed) -> Mapping[str, Any]:
+    """By the words of the model's name; a name that says nothing is read off the shape.
+
+    What has fewer key-value heads, or an MLP that is not four times as wide as the model (a gated
+    one), is built like LLaMA; the rest like GPT.
+    """
     for pattern, architecture in ARCHITECTURES:
         if re.search(pattern, row.model, re.IGNORECASE):
-            if not architecture:
-                break
-            return architecture
-    raise Unsupported("the model's architecture is not known")
+            if architecture:
+                return architecture
+            raise Unsupported("the model's architecture is not known")
+    like_gpt = row.ffn == 4 * (row.hidden or 0) and row.kv_heads in (None, row.heads)
+    family = "gpt" if like_gpt else "llama"
+    assumed.add(f"architecture: like {family} by its shape (the name is not known)")
+    return {"family": family}

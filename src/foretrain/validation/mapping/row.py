@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrain.run.stacks import load_stack
@@ -12,8 +12,10 @@ from foretrain.validation.mapping.cluster import map_cluster
 from foretrain.validation.mapping.device import map_device
 from foretrain.validation.mapping.encoder import (
     BINNED,
+    SQUAD_TOKENS,
     is_bert,
     is_binned,
+    is_squad,
     map_bert,
     map_bert_optimizer,
     map_bert_stack,
@@ -81,6 +83,9 @@ def map_row(row: Row) -> Mapped:
         return _map_recsys(row)
     assumed = Assumed()
     bert, t5 = is_bert(row), is_t5(row)
+    if bert and not row.seq_len and is_squad(row):
+        row = replace(row, seq_len=SQUAD_TOKENS)
+        assumed.add(f"sequence = {SQUAD_TOKENS} (SQuAD; not stated)")
     mapper = map_bert if bert else map_t5 if t5 else map_model
     model = mapper(row, assumed)
     if row.unreadable:

@@ -28,7 +28,11 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
     (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
     (r"litgpt|torchtune|nanogpt|hf transformers", "pytorch-eager", ""),
+    (r"gpt-?neox", "deepspeed", "GPT-NeoX as DeepSpeed"),
     (r"megatron|flagscale", "megatron", ""),
+    (r"colossal|fairscale|metaseq", "fsdp", "a sharding library as FSDP"),
+    (r"olmo|levanter", "pytorch-compile", "the trainer as PyTorch with torch.compile"),
+    (r"axolotl|accelerate|lightning|trl|factory|hf trainer|transformers", "pytorch-eager", ""),
     (r"pytorch", "pytorch-eager", ""),
 )
 

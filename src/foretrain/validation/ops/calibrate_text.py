@@ -24,7 +24,7 @@ def render_calibrated(result: Calibrated, output: str | None) -> str:
         lines += [f"  {count:6,d}  {reason}" for reason, count in result.unused.items()]
     if output is None:
         lines += ["", "Nothing written: give --output FILE, then predict with --calibration FILE."]
-    else:
+    elif output != "-":
         lines += ["", f"Written to {output}; use it with --calibration {output}."]
     return "\n".join(lines)
 
