@@ -1,16 +1,22 @@
 """Memory-bound operators: bytes over bandwidth, with a share of the bytes served by L2.
 
-    T = kernels t0 + D (1 - f) / (B e_d) + D f / (B e_d l2_ratio),   f = min(1, x L2 / (D/kernels))
+    T = kernels t0 + D (1 + m/2) / (B e_d) ((1 - f) + f / l2_ratio) + rows r / SM
+    f = 1 where D/kernels < (x - w) L2, 0 where it is > (x + w) L2, linear in between
+    m = 1/2 + log4(SM blocks row / L2), between 0 and 1: LayerNorm reads its rows twice
 
 D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
-(`Stack.eager_bytes`). The share e_d depends on the operator, its direction and, for norms and
-softmax, on whether a row fits into the registers of a block. Constants:
+(`Stack.eager_bytes`). Its operands are found in L2 within a step, where they were just written,
+if they fit; tables of isolated operators (`Machine.warm` is off) flush it. The share e_d depends
+on the operator, its direction and, for softmax, on whether a row fits into the registers of a
+block. LayerNorm takes a block per row, which costs an SM the time r beside its bytes; its second
+pass finds in L2 what of the rows in flight fits there. Constants:
 catalog/calibration/memory.toml, from studies/costs/memory.py. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from typing import Any
 
 import numpy as np
@@ -20,7 +26,9 @@ from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.machine import Machine
 from foretrain.errors import InternalError
+from foretrain.hardware.device import Device
 from foretrain.program import ComputeEvent
+from foretrain.units import dtype_bytes
 
 Array = NDArray[np.float64]
 
@@ -37,6 +45,12 @@ OPS = frozenset(
         "interaction",
     }
 )  # fmt: skip
+
+#: Half-width of the fall from L2 to DRAM over the size of L2 (gpu-benches: A100 .72 to 1.3, H100
+#: .72 to 1.25).
+L2_WIDTH = 0.3
+#: Norms that read their rows twice, a block of so many threads each.
+NORMS, BLOCK = frozenset({"layernorm", "rmsnorm"}), 128.0
 
 #: Operators that reduce over rows, known less well than plain passes over memory.
 ROWS = frozenset({"softmax", "layernorm", "rmsnorm", "batchnorm", "cross_entropy"})
@@ -61,7 +75,10 @@ def memory_seconds(
 ) -> Array:
     """Returns the seconds to move `num_bytes` in `kernels` launches at `share` of `bandwidth`."""
     per_kernel = np.maximum(num_bytes / np.maximum(kernels, 1.0), 1.0)
-    hit = np.minimum(1.0, float(constants["l2_share"]) * l2_bytes / per_kernel)
+    hit = np.zeros(per_kernel.shape)
+    if l2_bytes > 0.0:
+        over = per_kernel / l2_bytes - float(constants["l2_share"])
+        hit = np.clip(0.5 - over / (2.0 * L2_WIDTH), 0.0, 1.0)
     slow = (1.0 - hit) + hit / float(constants["l2_ratio"])
     floor = kernels * float(constants["t0_us"]) * 1e-6
     return floor + num_bytes * slow / (bandwidth * share)
@@ -97,9 +114,6 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of memory-bound events."""
     found = constants_for(machine)
     stack, constants = machine.stack, found.values
-    if not machine.warm and "l2_repeat" in constants:
-        ratio = load("memory")["rules"]["repeat_ratio"]
-        constants = {**constants, "l2_share": constants["l2_repeat"], "l2_ratio": ratio}
     launches = [stack_value(stack.kernels, e) for e in events]
     kernels = np.array([max(1.0, n) if n > 0.0 else 0.0 for n in launches])
     moved = np.array(
@@ -109,12 +123,13 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         ]
     )
     share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
-    seconds = memory_seconds(
-        moved,
+    again, rows_s = norm_extra(events, kernels, machine, constants)
+    seconds = rows_s + memory_seconds(
+        moved * again,
         kernels=kernels,
         share=share,
         bandwidth=machine.device.memory_bandwidth,
-        l2_bytes=machine.device.l2_bytes,
+        l2_bytes=machine.device.l2_bytes if machine.warm else 0.0,
         constants=constants,
     )
     t0 = float(constants["t0_us"]) * 1e-6
@@ -134,6 +149,34 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         )
         for i in range(len(events))
     ]
+
+
+def second_pass(row_bytes: Array, device: Device, sm_threads: float) -> Array:
+    """Returns the bytes of norms over those of one pass, by the bytes of a row."""
+    flight = device.sm_count * sm_threads / BLOCK * np.maximum(row_bytes, 1.0)
+    if device.l2_bytes <= 0.0:
+        return np.ones(flight.shape)
+    return 1.0 + 0.5 * np.clip(0.5 + np.log(flight / device.l2_bytes) / log(4.0), 0.0, 1.0)
+
+
+def norm_extra(
+    events: Sequence[ComputeEvent], kernels: Array, machine: Machine, constants: Mapping[str, Any]
+) -> tuple[Array, Array]:
+    """Returns (bytes over those of one pass, seconds of rows) of forward norms in one kernel."""
+    again, seconds = np.ones(len(events)), np.zeros(len(events))
+    chosen = [
+        i
+        for i, event in enumerate(events)
+        if event.op in NORMS and event.direction == "forward" and kernels[i] == 1.0
+    ]
+    if chosen:
+        sizes = [events[i].get("cols") * dtype_bytes(events[i].dtype) for i in chosen]
+        rows = np.array([events[i].get("rows") for i in chosen])
+        threads = float(constants.get("sm_threads", 2048.0))
+        again[chosen] = second_pass(np.array(sizes), machine.device, threads)
+        row_s = 1e-9 * float(constants.get("row_ns", 0.0))
+        seconds[chosen] = rows * row_s / machine.device.sm_count
+    return again, seconds
 
 
 def _half(event: ComputeEvent, half_share: float) -> float:

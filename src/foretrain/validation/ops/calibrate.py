@@ -26,7 +26,7 @@ from foretrain.hardware.device import Device
 from foretrain.hardware.names import find_device
 from foretrain.program import ComputeEvent
 from foretrain.validation.ops.fitting import fit_constants
-from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of
+from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of, timed_alone
 from foretrain.validation.ops.table import MeasuredOp
 
 Array = NDArray[np.float64]
@@ -38,10 +38,10 @@ WIDTHS: Mapping[str, Mapping[str, float]] = {
         "e_c": 0.4, "e_b": 0.2, "t0_us": 0.5, "k0": 0.5, "row_bytes": 0.5, "expert_us": 0.5,
     },
     "attention": {"e": 0.3, "e_b": 0.3, "t0_us": 0.4, "k0": 0.4, "g": 0.3},
-    "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "l2_share": 0.4, "l2_ratio": 0.3},
+    "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "row_ns": 0.4},
 }  # fmt: skip
 #: Shares of a peak: no factor takes them above this.
-_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6, "l2_share": 4.0}
+_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6}
 #: Fewer rows than this say too little.
 LEAST = 5
 
@@ -267,7 +267,7 @@ def pricer(outcomes: Sequence[OpOutcome], machine: Machine) -> Callable[[], Arra
                 host_seconds(event, answer.kernels, machine.stack)
                 for event, answer in zip(chosen, answers, strict=True)
             ]
-        floor = np.where(alone, np.add.reduceat(host, starts), 0.0)
-        return np.maximum(np.add.reduceat(seconds, starts), floor)
+        whole, launch = np.add.reduceat(seconds, starts), np.add.reduceat(host, starts)
+        return timed_alone(whole, launch, alone)
 
     return price
