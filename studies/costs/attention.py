@@ -98,26 +98,31 @@ class Fitter:
         )  # fmt: skip
 
     def fit(self, rows: pd.DataFrame, known: dict) -> dict:
-        """Returns the constants of some rows; `known` holds e of head dims, not to be fitted."""
+        """Returns the constants of some rows.
+
+        `known`: e of head dims without a window, which a kernel keeps but for its masked tiles.
+        """
         rows = rows.sample(min(len(rows), MOST), random_state=1)  # the rest tells nothing new
         shape, measured = shapes(rows), rows.latency_ms.to_numpy(float) * 1e-3
         weight = np.where(rows.seq_q >= LONG, 1.0, 0.35)
-        dims = [dim for dim in sorted(set(rows.head_dim)) if str(dim) not in known]
+        dims = sorted(set(rows.head_dim))
+        most = [1.1 * known.get(str(dim), 1.45) for dim in dims]
+        least = [0.4 * known.get(str(dim), 0.05) for dim in dims]
         count = len(NAMES)
 
         def constants(values: np.ndarray, tile: float, skips: bool) -> dict:
             e = {str(dim): float(v) for dim, v in zip(dims, values[count:], strict=True)}
             found = dict(zip(NAMES, map(float, values[:count]), strict=True))
-            return found | {"tile": tile, "e": known | e} | ({} if skips else {"skips": False})
+            return found | {"tile": tile, "e": e} | ({} if skips else {"skips": False})
 
         def residual(values: np.ndarray, kind: tuple[float, bool]) -> np.ndarray:
             return weight * np.log(self._plain(shape, constants(values, *kind)) / measured)
 
-        low, high = [*LOW, *[0.02] * len(dims)], [*HIGH, *[1.6] * len(dims)]
+        low, high = [*LOW, *least], [*HIGH, *most]
         skips = (True, False) if (rows.window > 0).any() else (True,)
         tries = []
         for kind, start in itertools.product(itertools.product(TILES, skips), STARTS):
-            first = [*start, *[0.5] * len(dims)]
+            first = [*start, *(float(np.clip(0.5, a, b)) for a, b in zip(least, most, strict=True))]
             found, cost = fit(lambda v, k=kind: residual(v, k), first, low, high, rounds=12)
             tries.append((cost, tuple(found), kind))
         best = [

@@ -42,6 +42,11 @@ BACKWARD_FLOPS = 2.5
 #: Cases with constants of their own -> cases whose constants stand in before the entry's own.
 STAND_IN: Mapping[str, tuple[str, ...]] = {"full_backward": ("causal_backward",)}
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
+#: Columns of a shape; which of them is another where it is 0; which of them may be 0.
+SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "causal",
+         "window")  # fmt: skip
+LIKE: Mapping[str, str] = {"seq_kv": "seq_q", "kv_heads": "heads", "head_dim_v": "head_dim"}
+MASKS = ("causal", "window")
 
 
 def head_efficiency(table: Mapping[str, float], head_dim: Array) -> Array:
@@ -80,7 +85,8 @@ def attention_seconds(
     seen = np.where(window > 0, np.minimum(s_kv, np.ceil((window + tile) / 128) * 128), s_kv)
     causal = shape["causal"] > 0
     longest = seen if skips else s_kv
-    span = np.where(causal, longest - (longest - tile) * longest / (2.0 * s_kv), longest) + k0
+    later = np.maximum(longest - tile, 0.0) * longest / (2.0 * s_kv)
+    span = np.where(causal, longest - later, longest) + k0
     waves = heads * np.ceil(s_q / tile) / sms
     rounds = np.maximum(alone, q * np.ceil(waves) + (1.0 - q) * waves)
     items = np.maximum(rounds * span, alone * (longest + k0)) * tile * per_pair
@@ -127,15 +133,6 @@ def constants_for(machine: Machine) -> tuple[Constants, str]:
     return found, kernel
 
 
-def case_of(event: ComputeEvent) -> str:
-    """Returns the case of an event: causal, full or window, and _fp8, and _backward."""
-    shape = dict(event.shape)
-    window = 0.0 < shape.get("window", 0.0) < (shape.get("seq_kv") or shape.get("seq_q", 1.0))
-    word = "window" if window else "causal" if shape.get("causal", 0.0) > 0 else "full"
-    low = "_fp8" if event.dtype in LOW_PRECISION else ""
-    return word + low + ("" if event.direction == "forward" else "_backward")
-
-
 def head_name(head_dim: float, head_dim_v: float) -> str:
     """Returns the name of constants of one head_dim: "128", or "192x128" where values differ."""
     return f"{head_dim:g}" if head_dim == head_dim_v else f"{head_dim:g}x{head_dim_v:g}"
@@ -143,17 +140,31 @@ def head_name(head_dim: float, head_dim_v: float) -> str:
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of `attention` events, forward or backward."""
-    shape = _shapes(events)
-    dims = list(zip(shape["head_dim"], shape["head_dim_v"], strict=True))
-    names = {pair: head_name(*pair) for pair in dict.fromkeys(dims)}
-    keys = [(case_of(event), names[pair]) for event, pair in zip(events, dims, strict=True)]
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for i, event in enumerate(events):
+        kinds.setdefault((event.dtype, event.direction), []).append(i)
     answers: dict[int, Answer] = {}
-    for case, head in dict.fromkeys(keys):
-        where = [i for i, other in enumerate(keys) if other == (case, head)]
-        part = {name: column[where] for name, column in shape.items()}
-        prices = _price_case([events[i] for i in where], part, case, head, machine)
-        answers.update(zip(where, prices, strict=True))
+    for (dtype, direction), indices in kinds.items():
+        shapes = [dict(events[i].shape) for i in indices]
+        columns = {name: np.array([s.get(name, 0.0) for s in shapes]) for name in SHAPE}
+        for part in column_times(columns, dtype, direction, machine):
+            rows = zip(part.where, part.seconds, part.factor, strict=True)
+            for row, seconds, factor in rows:
+                answers[indices[row]] = _answer(part, float(seconds), float(factor), direction)
     return [answers[i] for i in range(len(events))]
+
+
+def _answer(part: Part, seconds: float, factor: float, direction: str) -> Answer:
+    backward, kernel = direction != "forward", part.kernel
+    return Answer(
+        value_s=seconds,
+        latency_s=float(kernel.constants["t0_us"]) * 1e-6,
+        factor=factor,
+        kernels=2.0 if backward else 1.0,
+        family="attention",
+        provenance=kernel.found.provenance,
+        formula=part.formula,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +184,13 @@ class Kernel:
 
 
 def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
-    """Returns the constants of a case (`case_of`) and head_dim (`head_name`)."""
+    """Returns the constants of a case and head_dim.
+
+    Args:
+        case: causal, full or window, and _fp8, and _backward.
+        head: as `head_name` says.
+        machine: the device, and the stack that names the kernel.
+    """
     found, name = constants_for(machine)
     backward, low = case.endswith("_backward"), "_fp8" in case
     plain = case.replace("_fp8", "")
@@ -198,37 +215,48 @@ def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
     )
 
 
-def _price_case(
-    events: Sequence[ComputeEvent],
-    shape: Mapping[str, Array],
-    case: str,
-    head: str,
-    machine: Machine,
-) -> list[Answer]:
-    kernel = kernel_for(case, head, machine)
-    value, factor = case_seconds(
-        shape, kernel, machine, case, single=all(event.dtype == "fp32" for event in events)
-    )
-    backward = case.endswith("_backward")
-    efficiency = float(head_efficiency(kernel.constants["e"], shape["head_dim"][:1])[0])
-    text = (
-        f"attention {kernel.name} {case.replace('_', ' ')}: waves x tile (2d+2dv) span SM/(P e), "
-        f"e({head}) {efficiency:.2f}"
-    )
-    if kernel.ratio != 1.0:
-        text += f"; x {kernel.ratio:.2f}{' (backward)' if backward else ''}"
-    return [
-        Answer(
-            value_s=float(value[i]),
-            latency_s=float(kernel.constants["t0_us"]) * 1e-6,
-            factor=float(factor[i]),
-            kernels=2.0 if backward else 1.0,
-            family="attention",
-            provenance=kernel.found.provenance,
-            formula=text,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Times of the rows `where` of a table, which have one case and head_dim."""
+
+    where: NDArray[np.intp]
+    kernel: Kernel
+    seconds: Array
+    factor: Array
+    formula: str
+
+
+def column_times(
+    columns: Mapping[str, Array], dtype: str, direction: str, machine: Machine
+) -> list[Part]:
+    """Returns the times of attention of one dtype and direction; columns of SHAPE, 0 = default."""
+    shape = {name: columns[name] for name in SHAPE}
+    for name, same in LIKE.items():
+        shape[name] = np.where(shape[name] > 0.0, shape[name], shape[same])
+    shape |= {name: np.maximum(shape[name], 1.0) for name in SHAPE if name not in MASKS}
+    window = (shape["window"] > 0.0) & (shape["window"] < shape["seq_kv"])
+    mask = np.where(window, 2, np.where(shape["causal"] > 0.0, 1, 0))
+    low = "_fp8" if dtype in LOW_PRECISION else ""
+    low += "" if direction == "forward" else "_backward"
+    keys = mask + 4.0 * (shape["head_dim"] + 1e6 * shape["head_dim_v"])
+    parts: list[Part] = []
+    for key, first in zip(*np.unique(keys, return_index=True), strict=True):
+        where = np.flatnonzero(keys == key)
+        word, dim, dim_v = (float(x[first]) for x in (mask, shape["head_dim"], shape["head_dim_v"]))
+        case, head = ("full", "causal", "window")[int(word)] + low, head_name(dim, dim_v)
+        kernel = kernel_for(case, head, machine)
+        own = {name: column[where] for name, column in shape.items()}
+        seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
+        efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
+        text = (
+            f"attention {kernel.name} {case.replace('_', ' ')}: waves x tile (2d+2dv) span "
+            f"SM/(P e), e({head}) {efficiency:.2f}"
         )
-        for i in range(len(events))
-    ]
+        text += f"; x {kernel.ratio:.2f}" if kernel.ratio != 1.0 else ""
+        parts.append(
+            Part(where=where, kernel=kernel, seconds=seconds, factor=factor, formula=text)
+        )
+    return parts
 
 
 def case_seconds(
@@ -269,22 +297,3 @@ def _bands(kernel: Kernel, long: NDArray[np.bool_]) -> Array:
 
 def _half(machine: Machine) -> str:
     return "bf16" if machine.supports("bf16") else "fp16"
-
-
-def _shapes(events: Sequence[ComputeEvent]) -> dict[str, Array]:
-    shapes = [dict(event.shape) for event in events]
-    names = {
-        "batch": 1.0,
-        "seq_q": 1.0,
-        "heads": 1.0,
-        "head_dim": 1.0,
-        "causal": 0.0,
-        "window": 0.0,
-    }
-    out = {
-        name: np.array([s.get(name, default) for s in shapes], dtype=np.float64)
-        for name, default in names.items()
-    }
-    for name, same in (("seq_kv", "seq_q"), ("kv_heads", "heads"), ("head_dim_v", "head_dim")):
-        out[name] = np.array([s.get(name) or s.get(same, 1.0) for s in shapes], dtype=np.float64)
-    return out

@@ -15,7 +15,8 @@ catalog/calibration/memory.toml, from studies/costs/memory.py. Explained in docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -92,17 +93,17 @@ def constants_for(machine: Machine) -> Constants:
     return found
 
 
-def stack_value(table: Mapping[str, float], event: ComputeEvent, default: float = 1.0) -> float:
+def stack_value(table: Mapping[str, float], op: str, direction: str, default: float = 1.0) -> float:
     """Returns what a stack says of an operator, or of all others under "*".
 
     "NAME_backward" goes before "NAME" in backward.
     """
-    name = like(event.op)
-    if event.direction != "forward":
-        for key in (f"{event.op}_backward", f"{name}_backward"):
+    name = like(op)
+    if direction != "forward":
+        for key in (f"{op}_backward", f"{name}_backward"):
             if key in table:
                 return float(table[key])
-    return float(table.get(event.op, table.get(name, table.get("*", default))))
+    return float(table.get(op, table.get(name, table.get("*", default))))
 
 
 def like(op: str) -> str:
@@ -110,45 +111,89 @@ def like(op: str) -> str:
     return "cross_entropy" if op.startswith("ce_") else _LIKE.get(op, op)
 
 
-def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
-    """Returns the time of memory-bound events."""
-    found = constants_for(machine)
-    stack, constants = machine.stack, found.values
-    launches = [stack_value(stack.kernels, e) for e in events]
-    kernels = np.array([max(1.0, n) if n > 0.0 else 0.0 for n in launches])
-    moved = np.array(
-        [
-            e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) if n > 0.0 else 0.0
-            for e, n in zip(events, launches, strict=True)
-        ]
-    )
-    share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
-    again, rows_s = norm_extra(events, kernels, machine, constants)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Times of operators of one kind: seconds, bytes moved, share of the bandwidth; launches."""
+
+    seconds: Array
+    moved: Array
+    share: Array
+    kernels: float
+
+
+def column_seconds(
+    op: str,
+    dtype: str,
+    direction: str,
+    columns: Mapping[str, Array],
+    machine: Machine,
+    constants: Mapping[str, Any],
+) -> Moved:
+    """Returns the times of operators of one kind, dtype and direction.
+
+    `columns`: bytes, rows and cols (0 where not known).
+    """
+    stack, device = machine.stack, machine.device
+    launches = stack_value(stack.kernels, op, direction)
+    kernels = max(1.0, launches) if launches > 0.0 else 0.0
+    more = _passes(op, direction) * stack_value(stack.eager_bytes, op, direction)
+    moved = columns["bytes"] * (more if kernels else 0.0)
+    share = _share(op, direction, columns["cols"], constants)
+    if dtype in ("fp16", "bf16"):  # of kernels that load one element per thread
+        share = share * stack.half_share
+    again, rows_s = np.ones(1), np.zeros(1)
+    if op in NORMS and direction == "forward" and kernels == 1.0:
+        threads = float(constants.get("sm_threads", 2048.0))
+        again = second_pass(columns["cols"] * dtype_bytes(dtype), device, threads)
+        rows_s = columns["rows"] * 1e-9 * float(constants.get("row_ns", 0.0)) / device.sm_count
     seconds = rows_s + memory_seconds(
         moved * again,
         kernels=kernels,
         share=share,
-        bandwidth=machine.device.memory_bandwidth,
-        l2_bytes=machine.device.l2_bytes if machine.warm else 0.0,
+        bandwidth=device.memory_bandwidth,
+        l2_bytes=device.l2_bytes if machine.warm else 0.0,
         constants=constants,
     )
-    t0 = float(constants["t0_us"]) * 1e-6
-    plain, rows = (width(found.row, family) for family in ("memory", "memory_rows"))
-    return [
-        Answer(
-            value_s=float(seconds[i]),
-            latency_s=float(kernels[i]) * t0,
-            factor=rows if like(events[i].op) in ROWS else plain,
-            kernels=float(kernels[i]),
+    return Moved(seconds=seconds, moved=moved, share=share, kernels=kernels)
+
+
+def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
+    """Returns the time of memory-bound events."""
+    found = constants_for(machine)
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for i, event in enumerate(events):
+        kinds.setdefault((event.op, event.dtype, event.direction), []).append(i)
+    answers: dict[int, Answer] = {}
+    for (op, dtype, direction), indices in kinds.items():
+        columns = {
+            "bytes": np.array([events[i].bytes for i in indices]),
+            "rows": np.array([events[i].get("rows") for i in indices]),
+            "cols": np.array([events[i].get("cols") for i in indices]),
+        }
+        times = column_seconds(op, dtype, direction, columns, machine, found.values)
+        answers.update(zip(indices, _answers(op, times, found), strict=True))
+    return [answers[i] for i in range(len(events))]
+
+
+def _answers(op: str, times: Moved, found: Constants) -> Iterator[Answer]:
+    t0 = found.number("t0_us") * 1e-6
+    factor, kernels = band(op, found), times.kernels
+    for seconds, moved, share in zip(times.seconds, times.moved, times.share, strict=True):
+        yield Answer(
+            value_s=float(seconds),
+            latency_s=kernels * t0,
+            factor=factor,
+            kernels=kernels,
             family="memory",
             provenance=found.provenance,
-            formula=(
-                f"{events[i].op}: {kernels[i]:g} t0 + D/(B e), D {moved[i] / 1e6:.3g} MB, "
-                f"e {share[i]:.2f}, t0 {t0 * 1e6:g} us"
-            ),
+            formula=f"{op}: {kernels:g} t0 + D/(B e), D {moved / 1e6:.3g} MB, e {share:.2f}, "
+            f"t0 {t0 * 1e6:g} us",
         )
-        for i in range(len(events))
-    ]
+
+
+def band(op: str, found: Constants) -> float:
+    """Returns the interval factor of an operator."""
+    return width(found.row, "memory_rows" if like(op) in ROWS else "memory")
 
 
 def second_pass(row_bytes: Array, device: Device, sm_threads: float) -> Array:
@@ -159,47 +204,21 @@ def second_pass(row_bytes: Array, device: Device, sm_threads: float) -> Array:
     return 1.0 + 0.5 * np.clip(0.5 + np.log(flight / device.l2_bytes) / log(4.0), 0.0, 1.0)
 
 
-def norm_extra(
-    events: Sequence[ComputeEvent], kernels: Array, machine: Machine, constants: Mapping[str, Any]
-) -> tuple[Array, Array]:
-    """Returns (bytes over those of one pass, seconds of rows) of forward norms in one kernel."""
-    again, seconds = np.ones(len(events)), np.zeros(len(events))
-    chosen = [
-        i
-        for i, event in enumerate(events)
-        if event.op in NORMS and event.direction == "forward" and kernels[i] == 1.0
-    ]
-    if chosen:
-        sizes = [events[i].get("cols") * dtype_bytes(events[i].dtype) for i in chosen]
-        rows = np.array([events[i].get("rows") for i in chosen])
-        threads = float(constants.get("sm_threads", 2048.0))
-        again[chosen] = second_pass(np.array(sizes), machine.device, threads)
-        row_s = 1e-9 * float(constants.get("row_ns", 0.0))
-        seconds[chosen] = rows * row_s / machine.device.sm_count
-    return again, seconds
-
-
-def _half(event: ComputeEvent, half_share: float) -> float:
-    """What kernels that load one element per thread reach of the bandwidth at 16 bits."""
-    return half_share if event.dtype in ("fp16", "bf16") else 1.0
-
-
-def _passes(event: ComputeEvent) -> float:
+def _passes(op: str, direction: str) -> float:
     """What a kernel moves over reading every input and writing every output once."""
-    passes = load("memory")["passes"]
-    word = event.op if event.direction == "forward" else f"{event.op}_backward"
-    return float(passes.get(word, 1.0))
+    word = op if direction == "forward" else f"{op}_backward"
+    return float(load("memory")["passes"].get(word, 1.0))
 
 
-def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
+def _share(op: str, direction: str, cols: Array, constants: Mapping[str, Any]) -> Array:
     """The share of the bandwidth: the operator's own, by direction and length of a row."""
     table = load("memory")
-    name, own = like(event.op), constants.get("op", {})
-    backward = event.direction != "forward"
+    name, own = like(op), constants.get("op", {})
+    backward = direction != "forward"
     if backward and f"{name}_backward" in own:
-        return float(own[f"{name}_backward"])
+        return np.full(cols.shape, float(own[f"{name}_backward"]))
     usual = float(constants["e_d"]) * float(table["relative"].get(name, 1.0))
     share = float(own.get(name, usual))
-    if event.get("cols") > table["rules"]["long_columns"]:
-        share = float(own.get(f"{name}_long", share))
-    return share * (float(table["backward"].get(name, 1.0)) if backward else 1.0)
+    long = float(own.get(f"{name}_long", share))
+    factor = float(table["backward"].get(name, 1.0)) if backward else 1.0
+    return factor * np.where(cols > table["rules"]["long_columns"], long, share)
