@@ -55,7 +55,7 @@ HIGH = (1.1, 2000.0, 4.0, 1.0, 60.0, 1.0, 25.0, 2.5, 2.5, 2.25, 1.1, 1.0, 2.0, 1
 TENSOR_ONLY = ("half", "narrow_weight")
 FIXED = {"form": "tile", "tiles": "basic", "beta": 0.4, "clock": 0.0, "clock_ms": 1.0}
 #: Of the tensor-core kernels of cuDNN 7 (DeepBench).
-TENSOR = {"whole_units": True}
+TENSOR = {"whole_units": True, "phases": True}
 
 
 def fixed(kind: str) -> dict:

@@ -108,7 +108,10 @@ def cudnn_sdpa(folder: Path) -> pd.DataFrame:
 
 
 def llmservingsim(folder: Path) -> pd.DataFrame:
-    """Layers of serving engines: attention, norms, activations, rotary, kernel times."""
+    """Layers of serving engines: attention, norms, activations, rotary, kernel times.
+
+    They run one after the other, so that cards with a large L2 find their operands there.
+    """
     frame = read(folder, "llmservingsim_layers")
     sizes = np.array([SERVED[name] for name in frame.model], dtype=float)
     hidden, ffn, heads, kv_heads, dim = sizes.T
@@ -129,6 +132,8 @@ def llmservingsim(folder: Path) -> pd.DataFrame:
         batch=1, seq_q=frame.tokens, heads=heads / tp, kv_heads=kv_heads / tp, head_dim=dim,
         stack=np.where(old, "pytorch-eager", "megatron-te"),
     )  # fmt: skip
+    phi = frame.model.str.contains("Phi") & frame.kernel.eq("rmsnorm")
+    frame["kernel"] = np.where(phi, "layernorm", frame.kernel)
     # PyTorch's silu alone: the product is another module there
     frame["kernel"] = np.where(old & layer.eq("act_fn"), "silu", frame.kernel)
     frame = frame[frame.kernel.notna() & (frame.latency_us > 0)]
@@ -138,7 +143,10 @@ def llmservingsim(folder: Path) -> pd.DataFrame:
 
 
 def vidur_vector(folder: Path) -> pd.DataFrame:
-    """Norms, activations, rotary and residuals of an inference engine in fp16."""
+    """Norms, activations, rotary and residuals of an inference engine in fp16.
+
+    All but the residual are kernels of 2023 that load one number per thread.
+    """
     frame = read(folder, "vidur_layers_fp16")
     tp = frame.num_tensor_parallel_workers
     ops = {

@@ -14,7 +14,7 @@
                 vector peak, FLOP counted whole
 
 Winograd: 3x3, stride 1, fp32, no groups. A strided input gradient computes zeros: a of the two
-powers of the stride are left out. A GEMM may run transposed. Groups with few channels are joined
+powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run transposed. Groups with few channels are joined
 into block-diagonal products. Constants: catalog/calibration/convolution_fitted.toml, by
 studies/costs/convolution.py. Explained in docs/explain/costs.md.
 """
@@ -92,7 +92,13 @@ def direct(
     for pack in PACKS:
         fits = x.groups % pack == 0
         if fits.any():
-            view = _view(x.part(fits), direction, pack, float(constants["stride_power"]))
+            view = _view(
+                x.part(fits),
+                direction,
+                pack,
+                float(constants["stride_power"]),
+                phases=bool(constants.get("phases", False)),
+            )
             moved = size * x.moved[fits]
             best[fits] = np.minimum(best[fits], _product(view, rates, constants, moved))
     return best * _factor(direction, constants)
@@ -129,11 +135,19 @@ def _factor(direction: str, constants: Mapping[str, Any]) -> float:
     return float(constants[name]) if name else 1.0
 
 
-def _view(x: Images, direction: str, pack: int, stride_power: float) -> dict[str, Array]:
-    """Returns the GEMM of a direction with `pack` groups joined."""
+def _view(
+    x: Images, direction: str, pack: int, stride_power: float, *, phases: bool = False
+) -> dict[str, Array]:
+    """Returns the GEMM of a direction with `pack` groups joined.
+
+    With `phases` a strided gradient leaves out pixels that meet no tap.
+    """
     c, k, taps = x.c * pack, x.k * pack, x.r * x.s
     if direction == "backward_input":
-        m, n, depth = x.n * x.h * x.w, c, k * taps / x.stride**stride_power
+        phase = taps / x.stride**stride_power  # taps that meet no zero, of a pixel on average
+        pixels, least = x.n * x.h * x.w, 1.0 if phases else 0.0
+        m, n = pixels * (np.minimum(1.0, phase) if phases else 1.0), c
+        depth = k * np.maximum(least, phase)
     elif direction == "backward_weight":
         m, n, depth = k, c * taps, x.n * x.oh * x.ow
     else:
