@@ -37,6 +37,35 @@ def experts(rng: np.random.Generator) -> Operators:
     return Operators(op="moe_gemm", dtype="bf16", shape=shape)
 
 
+def attentions(rng: np.random.Generator) -> Operators:
+    """Returns attention of different sizes, masks and head dims."""
+    shape = {
+        "batch": rng.integers(1, 65, COUNT), "seq_q": 64 * rng.integers(2, 500, COUNT),
+        "heads": 8 * rng.integers(1, 17, COUNT), "kv_heads": 8.0,
+        "head_dim": rng.choice([64, 80, 96, 128, 192, 256], COUNT),
+        "causal": rng.integers(0, 2, COUNT), "window": 1024 * rng.integers(0, 2, COUNT),
+    }  # fmt: skip
+    return Operators(op="attention", dtype="bf16", shape=shape)
+
+
+def norms(rng: np.random.Generator) -> Operators:
+    """Returns norms of different sizes."""
+    rows, cols = np.round(2.0 ** rng.uniform(7.0, 16.0, COUNT)), 64 * rng.integers(4, 200, COUNT)
+    shape = {"rows": rows, "cols": cols}
+    return Operators(op="layernorm", dtype="bf16", shape=shape, bytes=4.0 * rows * cols)
+
+
+def convolutions(rng: np.random.Generator) -> Operators:
+    """Returns convolutions of different sizes."""
+    taps, side = rng.choice([1, 3, 5, 7], COUNT), rng.integers(7, 225, COUNT)
+    shape = {
+        "n": rng.integers(1, 257, COUNT), "c": 8 * rng.integers(1, 129, COUNT), "h": side,
+        "w": side, "k": 8 * rng.integers(1, 129, COUNT), "r": taps, "s": taps,
+        "stride": rng.integers(1, 3, COUNT), "padding": taps // 2,
+    }  # fmt: skip
+    return Operators(op="conv2d", dtype="fp16", shape=shape)
+
+
 def numpy_workload() -> float:
     """Returns a checksum; the yardstick."""
     grid = np.arange(1.0, 1_000_001.0)
@@ -60,7 +89,11 @@ def main() -> int:
     stack = load_stack("megatron-te")
     yardstick = best(numpy_workload)
     status = 0
-    for ops, budget in ((gemms(rng), BUDGET_S), (experts(rng), None)):
+    tables = (
+        (gemms(rng), BUDGET_S), (experts(rng), None), (attentions(rng), BUDGET_S),
+        (norms(rng), BUDGET_S), (convolutions(rng), None),
+    )  # fmt: skip
+    for ops, budget in tables:
         for name in ("a100-sxm-80gb", "h100-sxm", "b200-sxm"):
             device = find_device(name)
             taken = best(lambda ops=ops, device=device: time(ops, device, stack))

@@ -2,14 +2,15 @@
 
     python studies/costs/attention.py DATA [--write]
 
-DATA is the folder with ops/aic_attention_context.parquet, ops/aic_attention_encoder.parquet and
-ops/cudnn_sdpa_fwd_bwd.parquet. One in three head configurations (heads x KV heads x head_dim; the
+DATA is the folder with ops/aic_attention_context.parquet, aic_attention_encoder, aic_mla_context and
+cudnn_sdpa_fwd_bwd. One in three head configurations (heads x KV heads x head_dim; the
 whole model in the cuDNN table) is left out of each fit; the error printed is that of those rows.
 Takes about three minutes on one core.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from least_squares import fit, held_out
+from op_tables_more import aic_attention_context, aic_attention_encoder, aic_mla_context
 
-from foretrain.cost.compute.attention import BACKWARD_FLOPS, LONG, attention_seconds
+from foretrain.cost.compute.attention import BACKWARD_FLOPS, LONG, attention_seconds, head_name
 from foretrain.hardware import Device, find_device
 
 FITTED = Path(__file__).parents[2] / "src/foretrain/catalog/calibration/attention_fitted.toml"
@@ -30,22 +32,29 @@ SYSTEMS = {
     "gb200": ("gb200", ["gb200*"], ""),
     "rtx_pro_6000_server": ("rtx-pro-6000", ["rtx-pro-6000*", "rtx-50*"], ""),
 }
-#: (system or "", causal kernel of a table, encoder kernel) -> our name of the kernel.
+#: Causal kernel of a table, encoder kernel, our name of the kernel.
 KERNELS = (
-    ("", "flash_attention", "", "flash2"),
-    ("", "vllm_flash_attn", "", "flash2-vllm"),
-    ("", "torch_flow", "torch_flow", "trtllm"),
-    ("", "vllm_flash_attn_fa2", "vllm_vit_flash_attn_fa2", "flash2"),
-    ("", "vllm_flash_attn_fa3", "vllm_vit_flash_attn_fa3", "flash3"),
-    ("", "fa3", "flash_attention_v3", "flash3-sglang"),
-    ("", "", "vllm_vit_flash_attn_fa4", "flash4"),
-    ("", "", "flash_attention_v4", "flash4-sglang"),
-    ("", "trtllm_mha", "", "trtllm-sglang"),
-    ("", "vllm_flashinfer_trtllmprefill", "", "trtllm-vllm"),
-    ("", "vllm_flashinfer", "", "flashinfer-vllm"),
-    ("", "flashinfer", "", "flashinfer"),
-    ("", "triton", "triton", "triton"),
+    ("flash_attention", "", "flash2"),
+    ("vllm_flash_attn", "", "flash2-vllm"),
+    ("torch_flow", "torch_flow", "trtllm"),
+    ("vllm_flash_attn_fa2", "vllm_vit_flash_attn_fa2", "flash2"),
+    ("vllm_flash_attn_fa3", "vllm_vit_flash_attn_fa3", "flash3"),
+    ("fa3", "flash_attention_v3", "flash3-sglang"),
+    ("", "vllm_vit_flash_attn_fa4", "flash4"),
+    ("", "flash_attention_v4", "flash4-sglang"),
+    ("trtllm_mha", "", "trtllm-sglang"),
+    ("vllm_flashinfer_trtllmprefill", "", "trtllm-vllm"),
+    ("vllm_flashinfer", "", "flashinfer-vllm"),
+    ("flashinfer", "", "flashinfer"),
+    ("triton", "triton", "triton"),
+    ("torch_flow_flashinfer", "", "flashinfer-trtllm"),
+    ("vllm_flash_attn_fa4", "", "flash4-vllm"),
 )
+#: Case, dtype, in the order of fitting: a window takes the efficiencies of its kernel from causal.
+CASES = (("causal", "bf16"), ("window", "bf16"), ("full", "bf16"), ("causal", "fp8"), ("window", "fp8"))
+LEAST = 60
+#: Kernels with other code for windows (Triton computes what it masks).
+OWN_WINDOW = ("triton",)
 #: Head dims that a table lacks -> efficiency over that of 128: from the FlashAttention-2 paper
 #: (A100), from the kernels of the inference engines on the same device (cuDNN on Blackwell).
 OTHER_DIMS = {
@@ -53,10 +62,13 @@ OTHER_DIMS = {
     "cudnn": {"64": 0.60},
 }
 #: name, start, lowest, highest of the constants but e.
-NAMES = ("e_b", "t0_us", "k0", "q", "g", "p")
+NAMES = ("e_b", "t0_us", "k0", "q", "g", "p", "a")
 BANDS = ("band_long", "band")
-LOW, HIGH = (0.1, 0.5, 0.5, 0.02, 0.02, 5e-4), (1.5, 40.0, 3000.0, 1.0, 1.5, 0.4)
-STARTS = ((0.6, 8.0, 20.0, 0.5, 0.5, 0.03), (0.6, 8.0, 200.0, 0.5, 0.5, 0.03))
+LOW, HIGH = (0.1, 0.5, 0.5, 0.02, 0.02, 5e-4, 0.2), (1.5, 40.0, 3000.0, 1.0, 1.5, 0.4, 3.0)
+TILES = (64.0, 128.0, 256.0)
+#: Rows of a head_dim that are enough for constants of its own; rows that a fit looks at.
+OWN, MOST = 60, 600
+STARTS = ((0.6, 8.0, 20.0, 0.5, 0.5, 0.03, 1.0), (0.6, 8.0, 200.0, 0.5, 0.5, 0.03, 1.0))
 
 
 def shapes(rows: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -65,80 +77,112 @@ def shapes(rows: pd.DataFrame) -> dict[str, np.ndarray]:
     return {name: rows[name].to_numpy(float) for name in (*names, "causal", "window")}
 
 
+class Fitter:
+    """Fits the rows of one case of one kernel on one device."""
+
+    def __init__(self, device: Device, work: float) -> None:
+        self.device, self.work = device, work
+
+    def seconds(self, rows: pd.DataFrame, values: dict) -> np.ndarray:
+        """Returns predicted seconds, with constants of a head_dim where there are some."""
+        result = np.empty(len(rows))
+        for head, where in rows.groupby("head").indices.items():
+            result[where] = self._plain(
+                shapes(rows.iloc[where]), {**values, **values.get("dim", {}).get(head, {})}
+            )
+        return result
+
+    def _plain(self, shape: dict, values: dict) -> np.ndarray:
+        device = self.device
+        return attention_seconds(
+            shape, peak=device.peak_flops["bf16"], bandwidth=device.memory_bandwidth,
+            sms=device.sm_count, constants=values, work=self.work,
+        )  # fmt: skip
+
+    def fit(self, rows: pd.DataFrame, known: dict) -> dict:
+        """Returns the constants of some rows.
+
+        `known`: e of head dims without a window, which a kernel keeps but for its masked tiles.
+        """
+        rows = rows.sample(min(len(rows), MOST), random_state=1)  # the rest tells nothing new
+        shape, measured = shapes(rows), rows.latency_ms.to_numpy(float) * 1e-3
+        weight = np.where(rows.seq_q >= LONG, 1.0, 0.35)
+        dims = sorted(set(rows.head_dim))
+        most = [1.1 * known.get(str(dim), 1.45) for dim in dims]
+        least = [0.4 * known.get(str(dim), 0.05) for dim in dims]
+        count = len(NAMES)
+
+        def constants(values: np.ndarray, tile: float, skips: bool) -> dict:
+            e = {str(dim): float(v) for dim, v in zip(dims, values[count:], strict=True)}
+            found = dict(zip(NAMES, map(float, values[:count]), strict=True))
+            return found | {"tile": tile, "e": e} | ({} if skips else {"skips": False})
+
+        def residual(values: np.ndarray, kind: tuple[float, bool]) -> np.ndarray:
+            return weight * np.log(self._plain(shape, constants(values, *kind)) / measured)
+
+        low, high = [*LOW, *least], [*HIGH, *most]
+        skips = (True, False) if (rows.window > 0).any() else (True,)
+        tries = []
+        for kind, start in itertools.product(itertools.product(TILES, skips), STARTS):
+            first = [*start, *(float(np.clip(0.5, a, b)) for a, b in zip(least, most, strict=True))]
+            found, cost = fit(lambda v, k=kind: residual(v, k), first, low, high, rounds=12)
+            tries.append((cost, tuple(found), kind))
+        best = [
+            (*fit(lambda v, k=kind: residual(v, k), list(start), low, high), kind)
+            for _, start, kind in sorted(tries)[:3]
+        ]
+        found, _, kind = min(best, key=lambda result: result[1])
+        return constants(found, *kind)
+
+
 def fit_case(
-    rows: pd.DataFrame, device: Device, work: float = 1.0
+    rows: pd.DataFrame, device: Device, work: float = 1.0, known: dict | None = None
 ) -> tuple[dict, np.ndarray, pd.DataFrame]:
-    """Returns (constants, signed errors of the rows left out, those rows)."""
+    """Returns (constants, signed errors of the rows left out, those rows).
+
+    A head_dim with OWN rows or more gets constants of its own beside those of all. `known` are the
+    efficiencies of the same kernel without a window.
+    """
+    rows = rows.assign(head=[head_name(*p) for p in zip(rows.head_dim, rows.head_dim_v, strict=True)])
     out = held_out(rows["key"].tolist())
     if out.sum() < 5 or (~out).sum() < 10:
         out = np.zeros(len(rows), dtype=bool)
-    train = rows[~out]
-    dims = sorted(set(train.head_dim))
-    shape, measured = shapes(train), train.latency_ms.to_numpy(float) * 1e-3
-    weight = np.where(train.seq_q >= LONG, 1.0, 0.35)
-    bf16 = device.peak_flops["bf16"]
-
-    def constants(values: np.ndarray, tile: float) -> dict:
-        e = {str(dim): float(v) for dim, v in zip(dims, values[6:], strict=True)}
-        return dict(zip(NAMES, map(float, values[:6]), strict=True)) | {"tile": tile, "e": e}
-
-    def seconds(shape: dict, values: dict) -> np.ndarray:
-        return attention_seconds(
-            shape, peak=bf16, bandwidth=device.memory_bandwidth, sms=device.sm_count,
-            constants=values, work=work,
-        )  # fmt: skip
-
-    best: tuple[float, dict] = (np.inf, {})
-    for tile in (128.0, 256.0):
-        for start in STARTS:
-            found, cost = fit(
-                lambda v, tile=tile: weight * np.log(seconds(shape, constants(v, tile)) / measured),
-                [*start, *[0.5] * len(dims)],
-                [*LOW, *[0.02] * len(dims)],
-                [*HIGH, *[1.6] * len(dims)],
-            )
-            if cost < best[0]:
-                best = cost, constants(found, tile)
+    train, fitter, known = rows[~out], Fitter(device, work), known or {}
+    joint = train[train.head_dim == train.head_dim_v]
+    values = fitter.fit(joint if len(joint) else train, known)
+    counts = train["head"].value_counts()
+    if len(counts) > 1:
+        own = [head for head, count in counts.items() if count >= OWN or "x" in head]
+        dims = {head: fitter.fit(train[train["head"] == head], known) for head in sorted(own)}
+        values |= {"dim": dims} if dims else {}
     test = rows[out] if out.any() else rows
-    error = seconds(shapes(test), best[1]) / (test.latency_ms.to_numpy(float) * 1e-3) - 1.0
-    return best[1], error, test
+    error = fitter.seconds(test, values) / (test.latency_ms.to_numpy(float) * 1e-3) - 1.0
+    return values, error, test
 
 
-def context(data: Path) -> pd.DataFrame:
-    """Returns the causal rows of bf16 with a bf16 cache, in our names."""
-    rows = pd.read_parquet(data / "ops/aic_attention_context.parquet")
-    for name in ("system", "kernel_source", "attn_dtype", "kv_cache_dtype"):
-        rows[name] = rows[name].astype(str)
-    rows = rows[(rows.attn_dtype == "bfloat16") & (rows.kv_cache_dtype == "bfloat16")]
-    rows = rows[rows.isl >= 16].rename(columns={"num_key_value_heads": "kv_heads"})
-    rows["kv_heads"] = rows.kv_heads.where(rows.kv_heads > 0, rows.num_heads)
-    rows["window"] = rows.window_size.fillna(0.0).astype(float)
-    rows["causal"] = 1.0
-    return _common(rows)
-
-
-def encoder(data: Path) -> pd.DataFrame:
-    """Returns the rows without a mask, in our names."""
-    rows = pd.read_parquet(data / "ops/aic_attention_encoder.parquet")
-    for name in ("system", "kernel_source"):
-        rows[name] = rows[name].astype(str)
-    rows = rows[rows.isl >= 16].assign(causal=0.0, window=0.0)
-    rows["kv_heads"] = rows.num_heads
-    return _common(rows)
-
-
-def _common(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.rename(columns={"batch_size": "batch", "isl": "seq_q", "num_heads": "heads"})
-    rows["seq_kv"], rows["head_dim_v"] = rows.seq_q, rows.head_dim
+def tables(data: Path) -> pd.DataFrame:
+    """Returns the inference tables in our names, with the key of the split."""
+    adapters = (aic_attention_context, aic_attention_encoder, aic_mla_context)
+    rows = pd.concat([adapter(data / "ops") for adapter in adapters], ignore_index=True)
+    rows = rows.assign(
+        seq_kv=rows.seq_q, window=rows.window.fillna(0.0), latency_ms=1e-3 * rows.latency_us,
+        head_dim_v=rows.head_dim_v.fillna(rows.head_dim),
+    )  # fmt: skip
+    integers = ["heads", "kv_heads", "head_dim", "head_dim_v", "seq_q", "batch"]
+    rows[integers] = rows[integers].astype(int)
+    rows["case"] = np.select(
+        [rows.causal == 0, (rows.window > 0) & (rows.window < rows.seq_q), rows.window == 0],
+        ["full", "window", "causal"], "",
+    )  # fmt: skip
     shape = zip(rows.heads, rows.kv_heads, rows.head_dim, strict=True)
     rows["key"] = [f"{h}_{k}_{d}" for h, k, d in shape]
     return rows
 
 
 def cudnn(data: Path) -> pd.DataFrame:
-    """Returns the bf16 rows without a window of the cuDNN table, in our names."""
+    """Returns the rows without a window of the cuDNN table, in our names."""
     rows = pd.read_parquet(data / "ops/cudnn_sdpa_fwd_bwd.parquet")
-    rows = rows[(rows.data_type.astype(str) == "bfloat16") & rows.sliding_window_size.isna()]
+    rows = rows[rows.sliding_window_size.isna()].astype({"data_type": str})
     rows = rows.rename(
         columns={"batch_size": "batch", "q_seqlen": "seq_q", "kv_seqlen": "seq_kv",
                  "num_q_heads": "heads", "num_kv_heads": "kv_heads", "head_dim_qk": "head_dim",
@@ -169,35 +213,31 @@ def report(name: str, case: str, error: np.ndarray, rows: pd.DataFrame) -> tuple
 
 def table_entries(data: Path) -> Iterator[str]:
     """Yields the TOML of the kernels of the inference tables."""
-    causal, full = context(data), encoder(data)
+    every = tables(data)
     for system, (name, patterns, generation) in SYSTEMS.items():
         device = find_device(name)
-        for where, source, vit, kernel in KERNELS:
-            if where not in ("", system):
-                continue
-            rows = causal[(causal.system == system) & (causal.kernel_source == source)]
-            cases = {
-                "causal": rows[rows.window == 0],
-                "window": rows[(rows.window > 0) & (rows.window < rows.seq_q)],
-                "full": full[(full.system == system) & (full.kernel_source == vit)],
-            }
-            found = {}
-            for case, part in cases.items():
-                if len(part) >= 60:
-                    found[case] = fit_case(part, device)
-            if not found:
-                continue
-            words = []
-            for case, (values, error, test) in found.items():
-                said, bands = report(f"{name} {kernel}", case, error, test)
-                words.append(f"{case}: {said}")
-                values |= bands
-            yield entry(
-                kernel, [n for n in (source, vit) if n], patterns, generation,
-                {case: values for case, (values, _, _) in found.items()},
-                "NVIDIA aiconfigurator tables; mean error of left-out head configurations "
-                + "; ".join(words),
-            )  # fmt: skip
+        here = every[every.system == system]
+        for source, vit, kernel in KERNELS:
+            rows = here[here["stack"] == np.where(here.case == "full", vit, source)]
+            found, words = {}, []
+            for case, dtype in CASES:
+                part = rows[(rows.case == case) & (rows.dtype == dtype)]
+                if len(part) < LEAST:
+                    continue
+                name_of = case if dtype == "bf16" else f"{case}_fp8"
+                causal = found.get(name_of.replace("window", "causal"))
+                same = case == "window" and causal and kernel not in OWN_WINDOW
+                known = causal["e"] if same else None
+                values, error, test = fit_case(part, device, known=known)
+                said, bands = report(f"{name} {kernel}", name_of, error, test)
+                words.append(f"{name_of}: {said}")
+                found[name_of] = values | bands
+            if found:
+                yield entry(
+                    kernel, [n for n in (source, vit) if n], patterns, generation, found,
+                    "NVIDIA aiconfigurator tables; mean error of left-out head configurations "
+                    + "; ".join(words),
+                )  # fmt: skip
 
 
 def cudnn_entries(data: Path) -> Iterator[str]:
@@ -205,13 +245,12 @@ def cudnn_entries(data: Path) -> Iterator[str]:
     rows, device = cudnn(data), find_device("gb200")
     for kernel, deterministic in (("cudnn", False), ("cudnn-deterministic", True)):
         found, words = {}, []
-        for case, causal, way in (
-            ("causal", 1.0, "fwd"), ("full", 0.0, "fwd"),
-            ("causal_backward", 1.0, "bwd"), ("full_backward", 0.0, "bwd"),
-        ):  # fmt: skip
+        for low, causal, way in itertools.product(("", "_fp8"), (1.0, 0.0), ("fwd", "bwd")):
             part = rows[(rows.causal == causal) & (rows.profile_pass.astype(str) == way)]
+            part = part[part.data_type == ("fp8" if low else "bfloat16")]
             if way == "bwd":
-                part = part[part.deterministic_bwd == deterministic]
+                part = part[part.deterministic_bwd == (deterministic and not low)]
+            case = ("causal" if causal else "full") + low + ("_backward" if way == "bwd" else "")
             values, error, test = fit_case(part, device, BACKWARD_FLOPS if way == "bwd" else 1.0)
             said, bands = report(f"gb200 {kernel}", case, error, test)
             found[case] = values | bands
@@ -240,10 +279,20 @@ def entry(
         values["e"] = dict(sorted((known | more).items(), key=lambda item: int(item[0])))
     first, *others = cases
     lines += [*_constants(cases[first]), "[entry.e]", *_efficiency(cases[first])]
+    lines += _dims("entry", cases[first])
     for case in cases if first != "causal" else others:
         lines += [f"[entry.{case}]", *_constants(cases[case])]
         lines += [f"[entry.{case}.e]", *_efficiency(cases[case])]
+        lines += _dims(f"entry.{case}", cases[case])
     return "\n".join(lines) + "\n"
+
+
+def _dims(place: str, values: dict) -> list[str]:
+    lines = []
+    for head, own in values.get("dim", {}).items():
+        lines += [f"[{place}.dim.{head}]", *_constants(own)]
+        lines += [f"[{place}.dim.{head}.e]", *_efficiency(own)]
+    return lines
 
 
 def _list(words: list[str]) -> str:
@@ -251,11 +300,12 @@ def _list(words: list[str]) -> str:
 
 
 def _constants(values: dict) -> list[str]:
-    return [
+    numbers = [
         f"{name} = {float(f'{values[name]:.3g}')}"
         for name in (*NAMES, "tile", *BANDS)
         if name in values
     ]
+    return numbers + ([] if values.get("skips", True) else ["skips = false"])
 
 
 def _efficiency(values: dict) -> list[str]:

@@ -180,20 +180,22 @@ TABLES: dict[str, Callable[[Path], pd.DataFrame]] = {
 COLUMNS = (
     "id", "device", "op", "pass", "dtype", "stack", "launch_included", "latency_us",
     "b", "m", "n", "k", "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v",
-    "causal", "window", "c", "h", "w", "r", "s", "stride", "padding", "groups", "tokens", "hidden",
-    "ffn", "experts", "topk", "ep", "tp", "gated", "distribution", "rows", "cols", "operands",
+    "causal", "window", "c", "h", "w", "r", "s", "stride", "padding", "groups", "oh", "ow",
+    "tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "gated", "distribution", "rows", "cols", "operands",
 )  # fmt: skip
 
 
-def main(folder: Path, out: Path, names: list[str]) -> None:
+def write(
+    folder: Path, out: Path, names: list[str], tables: dict[str, Callable[[Path], pd.DataFrame]]
+) -> None:
     """Writes the tables asked for, all by default."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in names or TABLES:
-        frame = TABLES[name](folder)
+    for name in names or tables:
+        frame = tables[name](folder)
         kept = [column for column in COLUMNS if column in frame.columns]
         frame[kept].to_parquet(out / f"{name}.parquet", index=False)
         sys.stdout.write(f"{name}: {len(frame):,} rows\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    write(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], TABLES)

@@ -31,6 +31,10 @@ def rows(count: int, op: str = "gemm", device: str = "h100-sxm", stack: str = ""
             "moe_gemm": {
                 "tokens": a, "hidden": b, "ffn": c, "experts": 64.0, "topk": 6.0,
             },
+            "conv2d": {
+                "n": a / 64, "c": b / 8, "h": 28.0, "w": 28.0, "k": c / 8, "r": 3.0, "s": 3.0,
+                "padding": 1.0,
+            },
         }  # fmt: skip
         made.append(
             OpRow(
@@ -50,7 +54,7 @@ def measured(made: list[OpRow], factor: float = 1.0, noise: float = 0.0) -> list
     ]
 
 
-@pytest.mark.parametrize("op", ["gemm", "rmsnorm", "attention", "moe_gemm"])
+@pytest.mark.parametrize("op", ["gemm", "rmsnorm", "attention", "moe_gemm", "conv2d"])
 def test_a_slower_device_is_found_from_thirty_rows(op):
     made = rows(30, op)
     result = calibrate_ops(measured(made, factor=1.3, noise=0.02), "h100-sxm", "table.csv")

@@ -23,6 +23,7 @@ TABLES: Mapping[str, str] = {
     "gemm": "gemm_fitted",
     "moe_gemm": "moe_fitted",
     "attention": "attention_fitted",
+    "conv2d": "convolution_fitted",
     "memory": "memory",
 }
 _WAY_OUT = "write it again with `foretrain calibrate ops`"
@@ -123,7 +124,7 @@ def _odd_words(values: Mapping[str, object], shipped: Sequence[Mapping[str, Any]
     band, known = values.get("band"), [entry["band"] for entry in shipped if "band" in entry]
     if band is not None and known and not any(_same_form(band, other) for other in known):
         return "'band' is malformed"
-    tiles = {entry.get("tiles") for entry in shipped}
+    tiles = {entry.get("tiles") for entry in (*shipped, *load("gemm_fitted")["entry"])}
     if values.get("tiles") not in tiles:
         return f"'tiles' is none of {', '.join(sorted(str(word) for word in tiles))}"
     return ""
@@ -140,7 +141,8 @@ def _same_form(value: object, other: object) -> bool:
 
 def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
     """Returns the shipped entries of the same form (attention kernel, tile or roofline GEMM)."""
-    every = (*load(TABLES[kind])["entry"], *load(_BESIDE.get(kind, TABLES[kind]))["entry"])
+    beside = load(_BESIDE[kind])["entry"] if kind in _BESIDE else ()
+    every = (*load(TABLES[kind])["entry"], *beside)
     return [
         entry
         for entry in every

@@ -1,8 +1,9 @@
 """Times of many operators at once: columns in, columns out, for search and calibration.
 
 `CostModel.price` answers for the events of a program, one object each, with a formula. Here
-operators of one kind are rows of a table, and so are the answers: GEMMs and grouped GEMMs never
-leave numpy. Other kinds are priced through their events, equal rows once.
+operators of one kind are rows of a table, and so are the answers: GEMMs, experts, attention,
+convolutions and what is bound by memory never leave numpy. Other kinds are priced through their
+events, equal rows once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.cost.compute import gemm, moe
+from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import provider
 from foretrain.errors import InputError, Problem
@@ -68,6 +69,12 @@ def time(ops: Operators, device: Device, stack: Stack, *, warm: bool = False) ->
         return _gemm(columns, ops, machine)
     if ops.op == "moe_gemm":
         return _moe(columns, ops, machine)
+    if ops.op == "attention":
+        return _attention(columns, ops, machine)
+    if ops.op == "conv2d":
+        return _convolution(columns, ops, machine)
+    if provider(ops.op) is memory_bound.price:
+        return _memory(columns, ops, machine)
     return _events(columns, ops, machine)
 
 
@@ -131,6 +138,39 @@ def _moe(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
     passes = 2.0 if ops.direction == "backward" else 1.0
     provenance = found.provenance if kernel_dtype == ops.dtype else "guess"
     return _times(passes * seconds, np.full(seconds.shape, moe.band(found)), provenance)
+
+
+def _attention(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
+    zeros = np.zeros(columns["bytes"].shape)
+    given = {name: columns.get(name, zeros) for name in attention.SHAPE}
+    seconds, factor = np.empty(zeros.shape), np.empty(zeros.shape)
+    parts = attention.column_times(given, ops.dtype, ops.direction, machine)
+    for part in parts:
+        seconds[part.where], factor[part.where] = part.seconds, part.factor
+    return _times(seconds, factor, parts[0].kernel.found.provenance)
+
+
+def _memory(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
+    found = memory_bound.constants_for(machine)
+    zeros = np.zeros(columns["bytes"].shape)
+    given = {name: columns.get(name, zeros) for name in ("bytes", "rows", "cols")}
+    seconds = memory_bound.column_seconds(
+        ops.op, ops.dtype, ops.direction, given, machine, found.values
+    ).seconds
+    factor = np.full(seconds.shape, memory_bound.band(ops.op, found))
+    return _times(seconds, factor, found.provenance)
+
+
+def _convolution(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
+    images = convolution.images_of(columns, columns["bytes"].shape)
+    both = ops.direction == "backward"
+    parts = [
+        convolution.column_times(images, ops.dtype, way, machine)
+        for way in (convolution.PARTS if both else (ops.direction,))
+    ]
+    seconds = np.sum([part.seconds for part in parts], axis=0)
+    factor = np.full(seconds.shape, parts[0].factor)
+    return _times(seconds, factor, parts[0].found.provenance)
 
 
 def _events(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:

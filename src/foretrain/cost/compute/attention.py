@@ -1,23 +1,27 @@
 """Fused attention: query tiles over the SMs against the span of keys that a tile sees.
 
     w    = H ceil(s_q/tile) / SM           H = batch x query heads
-    W    = max(1, q ceil(w) + (1 - q) w)
-    span = s_kv + k0 | (s_kv + tile)/2 + k0 causal | min(s_kv, roundup(window + tile, 128)) + k0
-    t_c  = max(W tile f span, tile f (s_kv + k0)) SM / (P e_D d)         f = 2 d_qk + 2 d_v
+    W    = max(a, q ceil(w) + (1 - q) w)
+    L    = s_kv | min(s_kv, roundup(window + tile, 128)) where the kernel skips what it masks
+    span = L + k0 | L - (L - tile) L / (2 s_kv) + k0 causal: tile i ends at i tile, and sees L at most
+    t_c  = max(W tile f span, a tile f (L + k0)) SM / (P e_D d)          f = 2 d_qk + 2 d_v
     d    = (1 + F / (P 1 ms)) ** -p        long kernels run at a lower clock; F: FLOP of the event
     t_m  = batch bytes(q, k, v, o) / (B e_b)
     T    = t0 + max(t_c, t_m) + g min(t_c, t_m)
 
-The second term of t_c is the longest row of one head, which cannot be split. Backward recomputes
+The second term of t_c is the longest row of one head, which cannot be split; a is the time of a
+lone tile over its share of a full SM, which holds several. Backward recomputes
 the scores: f is 2.5 times as large. Where its own constants are not known it takes 2.5 / rho times
-the forward time. Constants by device and kernel, and within a kernel by case (causal, full, window,
-backward): catalog/calibration/attention.toml and attention_fitted.toml, which
+the forward time. Constants by device and kernel, within a kernel by case (causal, full, window,
+backward, FP8), and within a case by head_dim where enough was measured (a kernel is compiled for
+each, with a tile of its own): catalog/calibration/attention.toml and attention_fitted.toml, which
 studies/costs/attention.py writes. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,15 +39,14 @@ TILE = 128.0
 #: Sequence from which the narrower interval holds.
 LONG = 2048.0
 BACKWARD_FLOPS = 2.5
-#: Cases with constants of their own -> the cases whose constants stand in, before the entry's own.
-CASES: Mapping[str, tuple[str, ...]] = {
-    "causal": (),
-    "full": ("full",),
-    "window": ("window",),
-    "causal_backward": ("causal_backward",),
-    "full_backward": ("full_backward", "causal_backward"),
-    "window_backward": (),
-}
+#: Cases with constants of their own -> cases whose constants stand in before the entry's own.
+STAND_IN: Mapping[str, tuple[str, ...]] = {"full_backward": ("causal_backward",)}
+LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
+#: Columns of a shape; which of them is another where it is 0; which of them may be 0.
+SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "causal",
+         "window")  # fmt: skip
+LIKE: Mapping[str, str] = {"seq_kv": "seq_q", "kv_heads": "heads", "head_dim_v": "head_dim"}
+MASKS = ("causal", "window")
 
 
 def head_efficiency(table: Mapping[str, float], head_dim: Array) -> Array:
@@ -74,18 +77,20 @@ def attention_seconds(
         element_bytes: bytes of one element of q, k, v and the output.
         work: FLOP and bytes over those of forward.
     """
-    k0, q = float(constants["k0"]), float(constants["q"])
-    tile = float(constants.get("tile", TILE))
+    k0, q, alone = (float(constants.get(name, 1.0)) for name in ("k0", "q", "a"))
+    tile, skips = float(constants.get("tile", TILE)), bool(constants.get("skips", True))
     s_q, s_kv, window = shape["seq_q"], shape["seq_kv"], shape["window"]
     heads = shape["batch"] * shape["heads"]
     per_pair = work * (2.0 * shape["head_dim"] + 2.0 * shape["head_dim_v"])
-    longest = np.where(window > 0, np.minimum(s_kv, np.ceil((window + tile) / 128) * 128), s_kv)
+    seen = np.where(window > 0, np.minimum(s_kv, np.ceil((window + tile) / 128) * 128), s_kv)
     causal = shape["causal"] > 0
-    span = np.where(causal, np.minimum((s_kv + tile) / 2.0, longest), longest) + k0
+    longest = seen if skips else s_kv
+    later = np.maximum(longest - tile, 0.0) * longest / (2.0 * s_kv)
+    span = np.where(causal, longest - later, longest) + k0
     waves = heads * np.ceil(s_q / tile) / sms
-    rounds = np.maximum(1.0, q * np.ceil(waves) + (1.0 - q) * waves)
-    items = np.maximum(rounds * tile * per_pair * span, tile * per_pair * (longest + k0))
-    useful = heads * s_q * per_pair * np.where(causal, np.minimum(s_kv / 2.0, longest), longest)
+    rounds = np.maximum(alone, q * np.ceil(waves) + (1.0 - q) * waves)
+    items = np.maximum(rounds * span, alone * (longest + k0)) * tile * per_pair
+    useful = heads * s_q * per_pair * np.where(causal, longest - longest**2 / (2.0 * s_kv), longest)
     clock = (1.0 + useful / (peak * 1e-3)) ** -float(constants.get("p", 0.0))
     compute = items * sms / (peak * head_efficiency(constants["e"], shape["head_dim"]) * clock)
     rows = s_q * shape["heads"] * (shape["head_dim"] + shape["head_dim_v"])
@@ -128,96 +133,167 @@ def constants_for(machine: Machine) -> tuple[Constants, str]:
     return found, kernel
 
 
-def case_of(event: ComputeEvent) -> str:
-    """Returns the case of an event: causal, full or window, and _backward."""
-    shape = dict(event.shape)
-    window = 0.0 < shape.get("window", 0.0) < (shape.get("seq_kv") or shape.get("seq_q", 1.0))
-    word = "window" if window else "causal" if shape.get("causal", 0.0) > 0 else "full"
-    return word if event.direction == "forward" else f"{word}_backward"
+def head_name(head_dim: float, head_dim_v: float) -> str:
+    """Returns the name of constants of one head_dim: "128", or "192x128" where values differ."""
+    return f"{head_dim:g}" if head_dim == head_dim_v else f"{head_dim:g}x{head_dim_v:g}"
 
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of `attention` events, forward or backward."""
-    cases = [case_of(event) for event in events]
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for i, event in enumerate(events):
+        kinds.setdefault((event.dtype, event.direction), []).append(i)
     answers: dict[int, Answer] = {}
-    for case in dict.fromkeys(cases):
-        where = [i for i, other in enumerate(cases) if other == case]
-        prices = _price_case([events[i] for i in where], case, machine)
-        answers.update(zip(where, prices, strict=True))
+    for (dtype, direction), indices in kinds.items():
+        shapes = [dict(events[i].shape) for i in indices]
+        columns = {name: np.array([s.get(name, 0.0) for s in shapes]) for name in SHAPE}
+        for part in column_times(columns, dtype, direction, machine):
+            rows = zip(part.where, part.seconds, part.factor, strict=True)
+            for row, seconds, factor in rows:
+                answers[indices[row]] = _answer(part, float(seconds), float(factor), direction)
     return [answers[i] for i in range(len(events))]
 
 
-def _price_case(events: Sequence[ComputeEvent], case: str, machine: Machine) -> list[Answer]:
-    found, kernel = constants_for(machine)
-    rules = load("attention")["rules"]
-    own = next((found.values[name] for name in CASES[case] if name in found.values), None)
-    constants = own or found.values
-    backward = case.endswith("_backward")
-    ratio = BACKWARD_FLOPS / found.number("rho") if backward and own is None else 1.0
-    main = "fp32" if all(event.dtype == "fp32" for event in events) else _half(machine)
-    shape = _shapes(events)
+def _answer(part: Part, seconds: float, factor: float, direction: str) -> Answer:
+    backward, kernel = direction != "forward", part.kernel
+    return Answer(
+        value_s=seconds,
+        latency_s=float(kernel.constants["t0_us"]) * 1e-6,
+        factor=factor,
+        kernels=2.0 if backward else 1.0,
+        family="attention",
+        provenance=kernel.found.provenance,
+        formula=part.formula,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """The constants of one case and head_dim.
+
+    `ratio` is the time over what they give (backward from forward, FP8 from 16 bits), and `own`
+    whether the case itself was measured.
+    """
+
+    found: Constants
+    name: str
+    constants: Mapping[str, Any]
+    bands: Mapping[str, Any]
+    ratio: float
+    own: bool
+
+
+def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
+    """Returns the constants of a case and head_dim.
+
+    Args:
+        case: causal, full or window, and _fp8, and _backward.
+        head: as `head_name` says.
+        machine: the device, and the stack that names the kernel.
+    """
+    found, name = constants_for(machine)
+    backward, low = case.endswith("_backward"), "_fp8" in case
+    plain = case.replace("_fp8", "")
+    ratio, own = 1.0, found.values
+    for word in (case, plain, *STAND_IN.get(plain, ())):
+        if word in found.values:
+            own = found.values[word]
+            break
+    else:
+        word = plain.removesuffix("_backward")
+        own = found.values.get(word, own)
+        ratio = BACKWARD_FLOPS / found.number("rho") if backward else 1.0
+    if low and "_fp8" not in word:
+        ratio /= float(load("attention")["rules"]["fp8_gain"])
+    return Kernel(
+        found=found,
+        name=name,
+        constants={**own, **own.get("dim", {}).get(head, {})},
+        bands=own,
+        ratio=ratio,
+        own=not backward or word.endswith("_backward"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Times of the rows `where` of a table, which have one case and head_dim."""
+
+    where: NDArray[np.intp]
+    kernel: Kernel
+    seconds: Array
+    factor: Array
+    formula: str
+
+
+def column_times(
+    columns: Mapping[str, Array], dtype: str, direction: str, machine: Machine
+) -> list[Part]:
+    """Returns the times of attention of one dtype and direction; columns of SHAPE, 0 = default."""
+    shape = {name: columns[name] for name in SHAPE}
+    for name, same in LIKE.items():
+        shape[name] = np.where(shape[name] > 0.0, shape[name], shape[same])
+    shape |= {name: np.maximum(shape[name], 1.0) for name in SHAPE if name not in MASKS}
+    window = (shape["window"] > 0.0) & (shape["window"] < shape["seq_kv"])
+    mask = np.where(window, 2, np.where(shape["causal"] > 0.0, 1, 0))
+    low = "_fp8" if dtype in LOW_PRECISION else ""
+    low += "" if direction == "forward" else "_backward"
+    keys = mask + 4.0 * (shape["head_dim"] + 1e6 * shape["head_dim_v"])
+    parts: list[Part] = []
+    for key, first in zip(*np.unique(keys, return_index=True), strict=True):
+        where = np.flatnonzero(keys == key)
+        word, dim, dim_v = (float(x[first]) for x in (mask, shape["head_dim"], shape["head_dim_v"]))
+        case, head = ("full", "causal", "window")[int(word)] + low, head_name(dim, dim_v)
+        kernel = kernel_for(case, head, machine)
+        own = {name: column[where] for name, column in shape.items()}
+        seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
+        efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
+        text = (
+            f"attention {kernel.name} {case.replace('_', ' ')}: waves x tile (2d+2dv) span "
+            f"SM/(P e), e({head}) {efficiency:.2f}"
+        )
+        text += f"; x {kernel.ratio:.2f}" if kernel.ratio != 1.0 else ""
+        parts.append(
+            Part(where=where, kernel=kernel, seconds=seconds, factor=factor, formula=text)
+        )
+    return parts
+
+
+def case_seconds(
+    shape: Mapping[str, Array], kernel: Kernel, machine: Machine, case: str, *, single: bool
+) -> tuple[Array, Array]:
+    """Returns seconds and interval factors of attention of one case and head_dim.
+
+    `single`: in fp32.
+    """
+    constants, backward = kernel.constants, case.endswith("_backward")
+    main = "fp32" if single else _half(machine)
     seconds = attention_seconds(
         shape,
         peak=machine.peak(main),
         bandwidth=machine.device.memory_bandwidth,
         sms=machine.device.sm_count,
         constants=constants,
-        element_bytes=4.0 if main == "fp32" else 2.0,
-        work=BACKWARD_FLOPS if backward and own is not None else 1.0,
+        element_bytes=4.0 if single else 2.0,
+        work=BACKWARD_FLOPS if backward and kernel.own else 1.0,
     )
     t0 = float(constants["t0_us"]) * 1e-6
-    low = np.array([event.dtype in ("fp8", "mxfp8", "nvfp4") for event in events])
-    body = ratio * (seconds - t0) / np.where(low, rules["fp8_gain"], 1.0)
+    body = kernel.ratio * (seconds - t0)
     measured = np.array([float(dim) for dim in constants["e"]])
     odd = (shape["head_dim"] % 16 != 0) & ~np.isin(shape["head_dim"], measured)
-    body *= np.where(odd, rules["odd_head_dim_penalty"], 1.0)
+    body *= np.where(odd, load("attention")["rules"]["odd_head_dim_penalty"], 1.0)
     long = np.minimum(shape["seq_q"], shape["seq_kv"]) >= LONG
-    factors = _bands(found, constants, long)
-    text = (
-        f"attention {kernel} {case.replace('_', ' ')}: waves x tile (2d+2dv) span SM/(P e), e(128) "
-        f"{float(head_efficiency(constants['e'], np.array([128.0]))[0]):.2f}"
-    )
-    return [
-        Answer(
-            value_s=float(t0 + body[i]),
-            latency_s=t0,
-            factor=factors[i] * (1.1 if backward and own is None else 1.0),
-            kernels=2.0 if backward else 1.0,
-            family="attention",
-            provenance=found.provenance,
-            formula=text + (f"; backward x {ratio:.2f}" if ratio != 1.0 else ""),
-        )
-        for i in range(len(events))
-    ]
+    return t0 + body, _bands(kernel, long) * (1.0 if kernel.own else 1.1)
 
 
-def _bands(found: Constants, constants: Mapping[str, Any], long: NDArray[np.bool_]) -> list[float]:
+def _bands(kernel: Kernel, long: NDArray[np.bool_]) -> Array:
     """The interval factors: of rows left out of the fit where there were enough of them."""
-    known = found.row in ("measured", "fitted")
-    own: Mapping[str, Any] = constants if known else {}
-    wide = float(own.get("band", width(found.row, "attention")))
-    narrow = float(own.get("band_long", width(found.row, "attention_long")))
-    return [narrow if is_long else wide for is_long in long]
+    row = kernel.found.row
+    own: Mapping[str, Any] = kernel.bands if row in ("measured", "fitted") else {}
+    wide = float(own.get("band", width(row, "attention")))
+    narrow = float(own.get("band_long", width(row, "attention_long")))
+    return np.where(long, narrow, wide)
 
 
 def _half(machine: Machine) -> str:
     return "bf16" if machine.supports("bf16") else "fp16"
-
-
-def _shapes(events: Sequence[ComputeEvent]) -> dict[str, Array]:
-    shapes = [dict(event.shape) for event in events]
-    names = {
-        "batch": 1.0,
-        "seq_q": 1.0,
-        "heads": 1.0,
-        "head_dim": 1.0,
-        "causal": 0.0,
-        "window": 0.0,
-    }
-    out = {
-        name: np.array([s.get(name, default) for s in shapes], dtype=np.float64)
-        for name, default in names.items()
-    }
-    for name, same in (("seq_kv", "seq_q"), ("kv_heads", "heads"), ("head_dim_v", "head_dim")):
-        out[name] = np.array([s.get(name) or s.get(same, 1.0) for s in shapes], dtype=np.float64)
-    return out

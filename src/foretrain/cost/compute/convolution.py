@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.compute import gemm
-from foretrain.cost.compute.convolution_kernels import Images, direct, filled, winograd
+from foretrain.cost.compute.convolution_kernels import (
+    Images,
+    direct,
+    filled,
+    narrow,
+    winograd,
+)
 from foretrain.cost.compute.gemm_tiles import Rates
 from foretrain.cost.compute.memory_bound import constants_for as memory_constants
 from foretrain.cost.machine import Machine
@@ -56,12 +62,17 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
         vector, word = kernels.vector, "without tensor cores"
         whole = filled(x)
         best = direct(whole, direction, kernels.rates, kernels.constants, kernels.size)
-        other = direct(x, direction, vector.rates, vector.constants, kernels.size)
+        half = float(kernels.constants.get("half", 1.0))
+        other = half * direct(x, direction, vector.rates, vector.constants, kernels.size)
         odd = whole.flops > x.flops
         other = np.where(odd, other, np.inf)
         if kernels.constants.get("whole_units"):
             best = np.where(odd, np.inf, best)
     name[other < best] = word
+    best = np.minimum(best, other)
+    plain = (kernels.vector or kernels).rates.peak
+    other = narrow(x, direction, plain, kernels.constants)
+    name[other < best] = "few channels"
     best = np.minimum(best, other)
     limit = float(kernels.constants.get("weight_limit", np.inf))
     if direction == "backward_weight" and np.isfinite(limit):
@@ -71,7 +82,7 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
 
 def kernels_for(machine: Machine, dtype: str) -> tuple[Kernels, Constants]:
     """Returns the kernels of a dtype on a device, and where their constants come from."""
-    found, constants = _constants(machine, dtype)
+    found, constants = constants_for(machine, dtype)
     vector = None if dtype == "fp32" else kernels_for(machine, "fp32")[0]
     kernels = Kernels(
         rates=Rates(
@@ -125,16 +136,29 @@ def _sum(parts: Sequence[Answer]) -> Answer:
 def images(events: Sequence[ComputeEvent]) -> Images:
     """Returns the arrays of convolution events."""
     shapes = [dict(event.shape) for event in events]
+    names = dict.fromkeys(name for shape in shapes for name in shape)
+    columns = {
+        name: np.array([s.get(name, _USUAL.get(name, 1.0)) for s in shapes]) for name in names
+    }
+    return images_of(columns, (len(events),))
 
-    def column(name: str, default: float = 1.0) -> Array:
-        return np.array([s.get(name, default) for s in shapes], dtype=np.float64)
+
+_USUAL = {"padding": 0.0, "oh": 0.0, "ow": 0.0}
+
+
+def images_of(columns: Mapping[str, Array], length: tuple[int, ...]) -> Images:
+    """Returns convolutions from columns n c h w k r s stride padding groups, oh ow."""
+
+    def column(name: str) -> Array:
+        usual = np.full(length, _USUAL.get(name, 1.0))
+        return columns.get(name, usual).astype(np.float64)
 
     n, c, h, w, k, r, s = (column(name) for name in "nchwkrs")
-    stride, padding = column("stride"), column("padding", 0.0)
+    stride, padding = np.maximum(1.0, column("stride")), column("padding")
     groups = np.maximum(1.0, column("groups"))
     oh, ow = (
         np.where(given > 0, given, np.maximum(1.0, (size + 2 * padding - taps) // stride + 1))
-        for given, size, taps in ((column("oh", 0.0), h, r), (column("ow", 0.0), w, s))
+        for given, size, taps in ((column("oh"), h, r), (column("ow"), w, s))
     )
     return Images(
         n=n, c=c / groups, h=h, w=w, k=k / groups, r=r, s=s, stride=stride, groups=groups,
@@ -142,40 +166,72 @@ def images(events: Sequence[ComputeEvent]) -> Images:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolved:
+    """Times of convolutions of one dtype and direction, and their algorithms."""
+
+    seconds: Array
+    names: NDArray[np.str_]
+    layout: Array
+    floor: float
+    factor: float
+    found: Constants
+
+
+def column_times(x: Images, dtype: str, direction: str, machine: Machine) -> Convolved:
+    """Returns the times of convolutions."""
+    kernels, found = kernels_for(machine, dtype)
+    rules = load("convolution")["rules"]
+    body, names = conv_seconds(x, direction, kernels)
+    layout = layout_seconds(x, dtype, machine)
+    depthwise = (x.groups > 1.0) & (x.c <= DEPTHWISE_CHANNELS)
+    if depthwise.any():
+        body = np.where(depthwise, _depthwise(x, direction, dtype, machine, rules), body)
+        names = np.where(depthwise, "depthwise", names)
+        layout = np.where(depthwise, 0.0, layout)
+    floor = float(kernels.constants["t0_us"]) * 1e-6
+    factor = width(found.row, "conv")
+    if found.row in ("measured", "fitted"):  # of rows left out of the fit
+        factor = float(found.values.get("band", factor))
+    return Convolved(
+        seconds=floor + body + layout,
+        names=names,
+        layout=layout,
+        floor=floor,
+        factor=factor,
+        found=found,
+    )
+
+
 def _price(
     events: Sequence[ComputeEvent], dtype: str, direction: str, machine: Machine
 ) -> list[Answer]:
     x = images(events)
-    kernels, found = kernels_for(machine, dtype)
-    rules = load("convolution")["rules"]
-    body, names = conv_seconds(x, direction, kernels)
-    depthwise = (x.groups > 1.0) & (x.c <= DEPTHWISE_CHANNELS)
-    body = np.where(depthwise, _depthwise(x, direction, dtype, machine, rules), body)
-    names = np.where(depthwise, "depthwise", names)
-    layout = np.where(depthwise, 0.0, layout_seconds(x, dtype, machine))
-    floor = float(kernels.constants["t0_us"]) * 1e-6
-    share = x.flops / (body + layout) / kernels.rates.peak
-    factor = width(found.row, "conv")
-    if found.row in ("measured", "fitted"):  # of rows left out of the fit
-        factor = float(found.values.get("band", factor))
+    times = column_times(x, dtype, direction, machine)
+    share = x.flops / (times.seconds - times.floor) / machine.peak(dtype)
     return [
         Answer(
-            value_s=float(floor + body[i] + layout[i]),
-            latency_s=floor,
-            factor=factor,
-            kernels=3.0 if layout[i] > 0.0 else 1.0,
+            value_s=float(times.seconds[i]),
+            latency_s=times.floor,
+            factor=times.factor,
+            kernels=3.0 if times.layout[i] > 0.0 else 1.0,
             family="conv",
-            provenance=found.provenance,
-            formula=f"conv2d {names[i]}: {x.flops[i] / 1e9:.3g} GFLOP "
+            provenance=times.found.provenance,
+            formula=f"conv2d {times.names[i]}: {x.flops[i] / 1e9:.3g} GFLOP "
             f"at {share[i]:.2f} of the peak",
         )
         for i in range(len(events))
     ]
 
 
-def _constants(machine: Machine, dtype: str) -> tuple[Constants, Mapping[str, Any]]:
+def kind_of(dtype: str) -> str:
+    """Returns the kind of units that a dtype runs on, which constants belong to."""
+    return "fp32" if dtype == "fp32" else "tensor"
+
+
+def constants_for(machine: Machine, dtype: str) -> tuple[Constants, Mapping[str, Any]]:
     """Returns the fitted constants, or those of the GEMM times the factors of a generation."""
-    kind = "fp32" if dtype == "fp32" else "tensor"
+    kind = kind_of(dtype)
     kernel = machine.stack.gemm_kernel.lower()
     fitted = [entry for entry in load("convolution_fitted")["entry"] if entry["kind"] == kind]
     plain = [entry for entry in fitted if "kernels" not in entry]

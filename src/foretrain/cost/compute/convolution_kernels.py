@@ -8,10 +8,13 @@
     non-fused   Winograd F(4x4, 3x3): 36 products of n ceil(oh/4) ceil(ow/4) x k x c, and kernels
                 that transform image, filter and result through memory
     no units    tensor cores want channels in multiples of 8: else zeros fill them up, or vector
-                units run the direct GEMM (always, in entries with whole_units: cuDNN 7)
+                units run the direct GEMM (always, in entries with whole_units: cuDNN 7), which
+                takes `half` times as long on 16-bit numbers
+    narrow      up to 4 channels or filters: kernels without tiles, at the share `narrow` of the
+                vector peak, FLOP counted whole
 
 Winograd: 3x3, stride 1, fp32, no groups. A strided input gradient computes zeros: a of the two
-powers of the stride are left out. A GEMM may run transposed. Groups with few channels are joined
+powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run transposed. Groups with few channels are joined
 into block-diagonal products. Constants: catalog/calibration/convolution_fitted.toml, by
 studies/costs/convolution.py. Explained in docs/explain/costs.md.
 """
@@ -32,6 +35,8 @@ Array = NDArray[np.float64]
 PACKS = (1, 2, 4, 8, 16, 32)
 #: Channels that a tensor core takes at a time.
 UNIT = 8.0
+#: Channels or filters up to which kernels without tiles run.
+NARROW = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,13 @@ def direct(
     for pack in PACKS:
         fits = x.groups % pack == 0
         if fits.any():
-            view = _view(x.part(fits), direction, pack, float(constants["stride_power"]))
+            view = _view(
+                x.part(fits),
+                direction,
+                pack,
+                float(constants["stride_power"]),
+                phases=bool(constants.get("phases", False)),
+            )
             moved = size * x.moved[fits]
             best[fits] = np.minimum(best[fits], _product(view, rates, constants, moved))
     return best * _factor(direction, constants)
@@ -104,6 +115,13 @@ def winograd(x: Images, direction: str, rates: Rates, constants: Mapping[str, An
     return best
 
 
+def narrow(x: Images, direction: str, peak: float, constants: Mapping[str, Any]) -> Array:
+    """Returns the seconds of kernels for few channels; infinite where there are none."""
+    share = float(constants.get("narrow_weight" if direction == "backward_weight" else "narrow", 0))
+    few = (np.minimum(x.c, x.k) <= NARROW) & (x.groups == 1.0)
+    return np.where(few & (share > 0.0), x.flops / (peak * max(share, 1e-9)), np.inf)
+
+
 def filled(x: Images) -> Images:
     """Returns the convolutions with channels filled up to whole units of a tensor core."""
     alone = x.groups == 1.0
@@ -117,11 +135,19 @@ def _factor(direction: str, constants: Mapping[str, Any]) -> float:
     return float(constants[name]) if name else 1.0
 
 
-def _view(x: Images, direction: str, pack: int, stride_power: float) -> dict[str, Array]:
-    """Returns the GEMM of a direction with `pack` groups joined."""
+def _view(
+    x: Images, direction: str, pack: int, stride_power: float, *, phases: bool = False
+) -> dict[str, Array]:
+    """Returns the GEMM of a direction with `pack` groups joined.
+
+    With `phases` a strided gradient leaves out pixels that meet no tap.
+    """
     c, k, taps = x.c * pack, x.k * pack, x.r * x.s
     if direction == "backward_input":
-        m, n, depth = x.n * x.h * x.w, c, k * taps / x.stride**stride_power
+        phase = taps / x.stride**stride_power  # taps that meet no zero, of a pixel on average
+        pixels, least = x.n * x.h * x.w, 1.0 if phases else 0.0
+        m, n = pixels * (np.minimum(1.0, phase) if phases else 1.0), c
+        depth = k * np.maximum(least, phase)
     elif direction == "backward_weight":
         m, n, depth = k, c * taps, x.n * x.oh * x.ow
     else:

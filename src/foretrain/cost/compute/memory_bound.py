@@ -1,16 +1,23 @@
 """Memory-bound operators: bytes over bandwidth, with a share of the bytes served by L2.
 
-    T = kernels t0 + D (1 - f) / (B e_d) + D f / (B e_d l2_ratio),   f = min(1, x L2 / (D/kernels))
+    T = kernels t0 + D (1 + m/2) / (B e_d) ((1 - f) + f / l2_ratio) + rows r / SM
+    f = 1 where D/kernels < (x - w) L2, 0 where it is > (x + w) L2, linear in between
+    m = 1/2 + log4(SM blocks row / L2), between 0 and 1: LayerNorm reads its rows twice
 
 D is what an ideally fused kernel reads and writes, times what the stack's kernels move beyond it
-(`Stack.eager_bytes`). The share e_d depends on the operator, its direction and, for norms and
-softmax, on whether a row fits into the registers of a block. Constants:
+(`Stack.eager_bytes`). Its operands are found in L2 within a step, where they were just written,
+if they fit; tables of isolated operators (`Machine.warm` is off) flush it. The share e_d depends
+on the operator, its direction and, for softmax, on whether a row fits into the registers of a
+block. LayerNorm takes a block per row, which costs an SM the time r beside its bytes; its second
+pass finds in L2 what of the rows in flight fits there. Constants:
 catalog/calibration/memory.toml, from studies/costs/memory.py. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import numpy as np
@@ -20,7 +27,9 @@ from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.machine import Machine
 from foretrain.errors import InternalError
+from foretrain.hardware.device import Device
 from foretrain.program import ComputeEvent
+from foretrain.units import dtype_bytes
 
 Array = NDArray[np.float64]
 
@@ -37,6 +46,12 @@ OPS = frozenset(
         "interaction",
     }
 )  # fmt: skip
+
+#: Half-width of the fall from L2 to DRAM over the size of L2 (gpu-benches: A100 .72 to 1.3, H100
+#: .72 to 1.25).
+L2_WIDTH = 0.3
+#: Norms that read their rows twice, a block of so many threads each.
+NORMS, BLOCK = frozenset({"layernorm", "rmsnorm"}), 128.0
 
 #: Operators that reduce over rows, known less well than plain passes over memory.
 ROWS = frozenset({"softmax", "layernorm", "rmsnorm", "batchnorm", "cross_entropy"})
@@ -61,7 +76,10 @@ def memory_seconds(
 ) -> Array:
     """Returns the seconds to move `num_bytes` in `kernels` launches at `share` of `bandwidth`."""
     per_kernel = np.maximum(num_bytes / np.maximum(kernels, 1.0), 1.0)
-    hit = np.minimum(1.0, float(constants["l2_share"]) * l2_bytes / per_kernel)
+    hit = np.zeros(per_kernel.shape)
+    if l2_bytes > 0.0:
+        over = per_kernel / l2_bytes - float(constants["l2_share"])
+        hit = np.clip(0.5 - over / (2.0 * L2_WIDTH), 0.0, 1.0)
     slow = (1.0 - hit) + hit / float(constants["l2_ratio"])
     floor = kernels * float(constants["t0_us"]) * 1e-6
     return floor + num_bytes * slow / (bandwidth * share)
@@ -75,17 +93,17 @@ def constants_for(machine: Machine) -> Constants:
     return found
 
 
-def stack_value(table: Mapping[str, float], event: ComputeEvent, default: float = 1.0) -> float:
+def stack_value(table: Mapping[str, float], op: str, direction: str, default: float = 1.0) -> float:
     """Returns what a stack says of an operator, or of all others under "*".
 
     "NAME_backward" goes before "NAME" in backward.
     """
-    name = like(event.op)
-    if event.direction != "forward":
-        for key in (f"{event.op}_backward", f"{name}_backward"):
+    name = like(op)
+    if direction != "forward":
+        for key in (f"{op}_backward", f"{name}_backward"):
             if key in table:
                 return float(table[key])
-    return float(table.get(event.op, table.get(name, table.get("*", default))))
+    return float(table.get(op, table.get(name, table.get("*", default))))
 
 
 def like(op: str) -> str:
@@ -93,70 +111,114 @@ def like(op: str) -> str:
     return "cross_entropy" if op.startswith("ce_") else _LIKE.get(op, op)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Times of operators of one kind: seconds, bytes moved, share of the bandwidth; launches."""
+
+    seconds: Array
+    moved: Array
+    share: Array
+    kernels: float
+
+
+def column_seconds(
+    op: str,
+    dtype: str,
+    direction: str,
+    columns: Mapping[str, Array],
+    machine: Machine,
+    constants: Mapping[str, Any],
+) -> Moved:
+    """Returns the times of operators of one kind, dtype and direction.
+
+    `columns`: bytes, rows and cols (0 where not known).
+    """
+    stack, device = machine.stack, machine.device
+    launches = stack_value(stack.kernels, op, direction)
+    kernels = max(1.0, launches) if launches > 0.0 else 0.0
+    more = _passes(op, direction) * stack_value(stack.eager_bytes, op, direction)
+    moved = columns["bytes"] * (more if kernels else 0.0)
+    share = _share(op, direction, columns["cols"], constants)
+    if dtype in ("fp16", "bf16"):  # of kernels that load one element per thread
+        share = share * stack.half_share
+    again, rows_s = np.ones(1), np.zeros(1)
+    if op in NORMS and direction == "forward" and kernels == 1.0:
+        threads = float(constants.get("sm_threads", 2048.0))
+        again = second_pass(columns["cols"] * dtype_bytes(dtype), device, threads)
+        rows_s = columns["rows"] * 1e-9 * float(constants.get("row_ns", 0.0)) / device.sm_count
+    seconds = rows_s + memory_seconds(
+        moved * again,
+        kernels=kernels,
+        share=share,
+        bandwidth=device.memory_bandwidth,
+        l2_bytes=device.l2_bytes if machine.warm else 0.0,
+        constants=constants,
+    )
+    return Moved(seconds=seconds, moved=moved, share=share, kernels=kernels)
+
+
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of memory-bound events."""
     found = constants_for(machine)
-    stack, constants = machine.stack, found.values
-    if not machine.warm and "l2_repeat" in constants:
-        ratio = load("memory")["rules"]["repeat_ratio"]
-        constants = {**constants, "l2_share": constants["l2_repeat"], "l2_ratio": ratio}
-    launches = [stack_value(stack.kernels, e) for e in events]
-    kernels = np.array([max(1.0, n) if n > 0.0 else 0.0 for n in launches])
-    moved = np.array(
-        [
-            e.bytes * _passes(e) * stack_value(stack.eager_bytes, e) if n > 0.0 else 0.0
-            for e, n in zip(events, launches, strict=True)
-        ]
-    )
-    share = np.array([_share(e, constants) * _half(e, stack.half_share) for e in events])
-    seconds = memory_seconds(
-        moved,
-        kernels=kernels,
-        share=share,
-        bandwidth=machine.device.memory_bandwidth,
-        l2_bytes=machine.device.l2_bytes,
-        constants=constants,
-    )
-    t0 = float(constants["t0_us"]) * 1e-6
-    plain, rows = (width(found.row, family) for family in ("memory", "memory_rows"))
-    return [
-        Answer(
-            value_s=float(seconds[i]),
-            latency_s=float(kernels[i]) * t0,
-            factor=rows if like(events[i].op) in ROWS else plain,
-            kernels=float(kernels[i]),
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for i, event in enumerate(events):
+        kinds.setdefault((event.op, event.dtype, event.direction), []).append(i)
+    answers: dict[int, Answer] = {}
+    for (op, dtype, direction), indices in kinds.items():
+        columns = {
+            "bytes": np.array([events[i].bytes for i in indices]),
+            "rows": np.array([events[i].get("rows") for i in indices]),
+            "cols": np.array([events[i].get("cols") for i in indices]),
+        }
+        times = column_seconds(op, dtype, direction, columns, machine, found.values)
+        answers.update(zip(indices, _answers(op, times, found), strict=True))
+    return [answers[i] for i in range(len(events))]
+
+
+def _answers(op: str, times: Moved, found: Constants) -> Iterator[Answer]:
+    t0 = found.number("t0_us") * 1e-6
+    factor, kernels = band(op, found), times.kernels
+    for seconds, moved, share in zip(times.seconds, times.moved, times.share, strict=True):
+        yield Answer(
+            value_s=float(seconds),
+            latency_s=kernels * t0,
+            factor=factor,
+            kernels=kernels,
             family="memory",
             provenance=found.provenance,
-            formula=(
-                f"{events[i].op}: {kernels[i]:g} t0 + D/(B e), D {moved[i] / 1e6:.3g} MB, "
-                f"e {share[i]:.2f}, t0 {t0 * 1e6:g} us"
-            ),
+            formula=f"{op}: {kernels:g} t0 + D/(B e), D {moved / 1e6:.3g} MB, e {share:.2f}, "
+            f"t0 {t0 * 1e6:g} us",
         )
-        for i in range(len(events))
-    ]
 
 
-def _half(event: ComputeEvent, half_share: float) -> float:
-    """What kernels that load one element per thread reach of the bandwidth at 16 bits."""
-    return half_share if event.dtype in ("fp16", "bf16") else 1.0
+def band(op: str, found: Constants) -> float:
+    """Returns the interval factor of an operator."""
+    return width(found.row, "memory_rows" if like(op) in ROWS else "memory")
 
 
-def _passes(event: ComputeEvent) -> float:
+def second_pass(row_bytes: Array, device: Device, sm_threads: float) -> Array:
+    """Returns the bytes of norms over those of one pass, by the bytes of a row."""
+    flight = device.sm_count * sm_threads / BLOCK * np.maximum(row_bytes, 1.0)
+    if device.l2_bytes <= 0.0:
+        return np.ones(flight.shape)
+    return 1.0 + 0.5 * np.clip(0.5 + np.log(flight / device.l2_bytes) / log(4.0), 0.0, 1.0)
+
+
+def _passes(op: str, direction: str) -> float:
     """What a kernel moves over reading every input and writing every output once."""
-    passes = load("memory")["passes"]
-    word = event.op if event.direction == "forward" else f"{event.op}_backward"
-    return float(passes.get(word, 1.0))
+    word = op if direction == "forward" else f"{op}_backward"
+    return float(load("memory")["passes"].get(word, 1.0))
 
 
-def _share(event: ComputeEvent, constants: Mapping[str, Any]) -> float:
+def _share(op: str, direction: str, cols: Array, constants: Mapping[str, Any]) -> Array:
     """The share of the bandwidth: the operator's own, by direction and length of a row."""
     table = load("memory")
-    name, own = like(event.op), constants.get("op", {})
-    backward = event.direction != "forward"
+    name, own = like(op), constants.get("op", {})
+    backward = direction != "forward"
     if backward and f"{name}_backward" in own:
-        return float(own[f"{name}_backward"])
+        return np.full(cols.shape, float(own[f"{name}_backward"]))
     usual = float(constants["e_d"]) * float(table["relative"].get(name, 1.0))
     share = float(own.get(name, usual))
-    if event.get("cols") > table["rules"]["long_columns"]:
-        share = float(own.get(f"{name}_long", share))
-    return share * (float(table["backward"].get(name, 1.0)) if backward else 1.0)
+    long = float(own.get(f"{name}_long", share))
+    factor = float(table["backward"].get(name, 1.0)) if backward else 1.0
+    return factor * np.where(cols > table["rules"]["long_columns"], long, share)

@@ -20,7 +20,7 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     found = constants_for(machine)
     answers: list[Answer] = []
     for event in events:
-        kernels = max(1.0, stack_value(machine.stack.kernels, event))
+        kernels = max(1.0, stack_value(machine.stack.kernels, event.op, event.direction))
         floor = kernels * found.number("t0_us") * 1e-6
         compute = 2.0 * event.flops / machine.peak(event.dtype)
         memory = event.bytes / (machine.device.memory_bandwidth * found.number("e_d"))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer
 from foretrain.cost.calibration import Constants, constants_of_user
-from foretrain.cost.compute import attention, gemm, memory_bound, moe
+from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe
 from foretrain.cost.host import host_seconds
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import provider
@@ -26,7 +26,7 @@ from foretrain.hardware.device import Device
 from foretrain.hardware.names import find_device
 from foretrain.program import ComputeEvent
 from foretrain.validation.ops.fitting import fit_constants
-from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of
+from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of, timed_alone
 from foretrain.validation.ops.table import MeasuredOp
 
 Array = NDArray[np.float64]
@@ -38,10 +38,14 @@ WIDTHS: Mapping[str, Mapping[str, float]] = {
         "e_c": 0.4, "e_b": 0.2, "t0_us": 0.5, "k0": 0.5, "row_bytes": 0.5, "expert_us": 0.5,
     },
     "attention": {"e": 0.3, "e_b": 0.3, "t0_us": 0.4, "k0": 0.4, "g": 0.3},
-    "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "l2_share": 0.4, "l2_ratio": 0.3},
+    "conv2d": {
+        "e_c": 0.4, "e_b": 0.2, "t0_us": 0.5, "k0": 0.4, "input": 0.3, "weight": 0.3, "fused": 0.2,
+        "non_fused": 0.3, "transform": 0.3, "half": 0.4, "narrow": 0.7, "narrow_weight": 0.7,
+    },
+    "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "row_ns": 0.4},
 }  # fmt: skip
 #: Shares of a peak: no factor takes them above this.
-_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6, "l2_share": 4.0}
+_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6}
 #: Fewer rows than this say too little.
 LEAST = 5
 
@@ -117,7 +121,7 @@ def calibrate_ops(items: Sequence[MeasuredOp], device_name: str, source: str) ->
 
 def kind_of(op: str) -> str:
     """Returns the kind of constants that decide the time of an operator, "" if not calibrated."""
-    if op in ("gemm", "moe_gemm", "attention"):
+    if op in ("gemm", "moe_gemm", "attention", "conv2d"):
         return op
     return "memory" if provider(op) is memory_bound.price else ""
 
@@ -167,10 +171,18 @@ def _refit(
     entry |= {"devices": [device.name], "mark": "fitted", "calibrated": True}
     if "dtypes" in entry:
         entry["dtypes"] = [d for d in base.values["dtypes"] if _same_units(d, dtype)]
-    if kernel and kind in ("gemm", "moe_gemm"):
+    if kind == "conv2d":
+        entry |= {"kind": convolution.kind_of(dtype)}
+        entry.pop("dtypes", None)
+    if kernel and kind in ("gemm", "moe_gemm", "conv2d"):
         entry["kernels"] = [kernel.lower()]
     measured = np.array([seconds for _, seconds in rows])
-    price = pricer([outcome for outcome, _ in rows], machine)
+    machines = [machine] * len(rows)
+    if kind == "memory":  # one set of constants, priced with the kernels that each row names
+        names = [outcome.row.stack for outcome, _ in rows]
+        known = {name: replace(machine, stack=stack_of(name)[0]) for name in set(names)}
+        machines = [known[name] for name in names]
+    price = pricer([outcome for outcome, _ in rows], machines)
 
     def model(factors: Array) -> Array:
         scaled = _scaled(entry, dict(zip(widths, factors, strict=True)))
@@ -182,7 +194,7 @@ def _refit(
     before, after = (np.abs(model(x) / measured - 1.0) for x in (start, factors))
     final = _scaled(entry, dict(zip(widths, factors, strict=True)))
     band = float(np.exp(np.quantile(np.abs(np.log1p(after)), 0.9)))
-    if kind in ("gemm", "moe_gemm"):
+    if kind in ("gemm", "moe_gemm", "conv2d"):
         # few rows have met the fit: the interval of unseen ones is wider
         wide = round(max(1.03, 1.0 + (band - 1.0) * (1.0 + 2.0 / len(rows) ** 0.5)), 3)
         final["band"] = [wide, wide, wide] if kind == "gemm" else wide
@@ -215,6 +227,9 @@ def _entry_of(kind: str, dtype: str, machine: Machine) -> Constants:
     if kind == "attention":
         found, kernel = attention.constants_for(machine)
         return replace(found, values={**found.values, "kernel": kernel})
+    if kind == "conv2d":
+        found, values = convolution.constants_for(machine, dtype)
+        return replace(found, values=values)
     return memory_bound.constants_for(machine)
 
 
@@ -246,28 +261,33 @@ def _times(value: Any, factor: float, most: float) -> Any:
     return float(f"{min(float(value) * factor, max(most, float(value))):.5g}")
 
 
-def pricer(outcomes: Sequence[OpOutcome], machine: Machine) -> Callable[[], Array]:
-    """Returns a function that prices the rows with the constants of the moment, in seconds."""
+def pricer(outcomes: Sequence[OpOutcome], machines: Sequence[Machine]) -> Callable[[], Array]:
+    """Returns a function that prices the rows with the constants of the moment, in seconds.
+
+    `machines`: one per row.
+    """
     events = [event for outcome in outcomes for event in outcome.events]
     counts = [len(outcome.events) for outcome in outcomes]
+    owner = np.repeat(np.arange(len(outcomes)), counts)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
-    groups: dict[Callable[..., list[Answer]], list[int]] = {}
+    groups: dict[tuple[Callable[..., list[Answer]], str], list[int]] = {}
     for i, event in enumerate(events):
-        groups.setdefault(provider(event.op), []).append(i)
-
+        key = (provider(event.op), outcomes[owner[i]].row.stack)
+        groups.setdefault(key, []).append(i)
     alone = np.array([outcome.row.launch_included for outcome in outcomes])
 
     def price() -> Array:
         seconds, host = np.empty(len(events)), np.empty(len(events))
-        for function, indices in groups.items():
+        for (function, _), indices in groups.items():
             chosen: list[ComputeEvent] = [events[i] for i in indices]
+            machine = machines[owner[indices[0]]]
             answers = function(chosen, machine)
             seconds[indices] = [answer.value_s for answer in answers]
             host[indices] = [
                 host_seconds(event, answer.kernels, machine.stack)
                 for event, answer in zip(chosen, answers, strict=True)
             ]
-        floor = np.where(alone, np.add.reduceat(host, starts), 0.0)
-        return np.maximum(np.add.reduceat(seconds, starts), floor)
+        whole, launch = np.add.reduceat(seconds, starts), np.add.reduceat(host, starts)
+        return timed_alone(whole, launch, alone)
 
     return price
