@@ -201,13 +201,13 @@ def _over_nodes(
 
 
 def node_spread(fabric: Mapping[str, Any], nodes: int) -> float:
-    """Returns the factor by which more nodes widen the band of a collective.
+    """Returns the factor by which a group over nodes widens the band of a collective.
 
-    Measured runs of one system scatter more the more nodes take part: `spread_doubling` is the
-    growth of the half-width per doubling beyond two nodes.
+    `spread` is how much wider the runs of a fabric scatter, `spread_doubling` the growth of the
+    half-width per doubling beyond two nodes.
     """
     doublings = max(0.0, np.log2(nodes / 2.0))
-    return float((1.0 + float(fabric["spread_doubling"])) ** doublings)
+    return float(fabric["spread"] * (1.0 + fabric["spread_doubling"]) ** doublings)
 
 
 def fabric_constants(cluster: Cluster) -> Mapping[str, Any]:
