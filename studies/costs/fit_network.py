@@ -9,23 +9,24 @@ all its systems, every row on all systems of its devices. --write puts them into
 are printed per system and fabric (as `foretrain validate network` does: the median over sizes of
 each size's error, then over systems).
 
-The loss is the mean of |log(predicted / measured)| over sizes, every band of sizes of every
-group (system, nodes, ranks, collective) with the same weight, plus a weak pull to the
-present constants, which decides where a constant has no data. Messages below 1 KB count as one of
-1 KB.
+The loss is the mean of |log(predicted / measured)| over sizes (its Huber form for fabrics), every
+band of sizes of every group (system, nodes, ranks, collective) with the same weight, plus a weak
+pull to the present constants, which decides where a constant has no data. Messages below 1 KB count
+as one of 1 KB.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from least_squares import fit
 from network_data import Group, load_groups
 
 from foretrain.analysis.simplex import minimise
@@ -36,17 +37,39 @@ from foretrain.validation.network.compare import BANDS, CLASSES, band_of
 #: What is fitted per fabric; efficiencies stay below 1. Values that no system of a fabric shows
 #: (growth per doubling with two nodes only, ...) stay where the pull holds them.
 FITTED = {
-    "all_reduce": ("alpha_us", "alpha_doubling_us", "tau_us", "growth", "e_tree", "e_two", "p"),
-    "all_gather": ("tau_ring_us", "e_ring"),
-    "reduce_scatter": ("tau_ring_us", "e_ring"),
+    "all_reduce": (
+        "alpha_us",
+        "alpha_doubling_us",
+        "tau_us",
+        "growth",
+        "e_tree",
+        "e_two",
+        "p",
+        "low_mib",
+        "r",
+    ),
+    "all_gather": ("alpha_us", "tau_ring_us", "e_ring", "p_ring", "low_mib"),
+    "reduce_scatter": ("alpha_us", "tau_ring_us", "e_ring", "p_ring", "low_mib"),
     "all_to_all": ("e_all_to_all", "tau_all_to_all_us", "p_all_to_all", "alpha_peer_us"),
     "send_recv": ("e_pair", "e_send_ring", "alpha_pair_us"),
 }
+#: Shown by small messages only.
+SMALL = ("alpha_us", "low_mib", "r")
 #: Shown by groups over more than two nodes only.
 BEYOND_TWO = ("alpha_doubling_us", "growth", "e_tree")
 #: NCCL's own estimate of trees and rings over nodes is .85 to .95 of the wire.
-MOST = {"e_tree": 0.9, "e_ring": 0.95, "e_single": 0.98, "p_all_to_all": 1.0}
-PULL = 0.003
+BOUNDS = {
+    **dict.fromkeys(("e_two", "e_all_to_all", "e_pair", "e_send_ring"), (0.05, 1.0)),
+    "e_tree": (0.05, 0.9),
+    "e_ring": (0.05, 0.95),
+    "e_single": (0.05, 0.98),
+    **dict.fromkeys(("p", "p_ring"), (0.6, 0.95)),
+    "p_all_to_all": (0.6, 1.0),
+    "r": (1.0, 4.0),
+    "low_mib": (0.001, 1.0),
+}
+#: How much a constant is held at its present value: it decides where no system shows it.
+PULL, PULL_FABRIC = 0.003, 0.0005
 
 
 NODE_FABRICS = ("nvlink", "xgmi", "pcie", "pairs")
@@ -105,7 +128,9 @@ def left_out_table(
         others = [table["fabric"][f] for f in POOLED if f != name and name in POOLED]
         for key in [k for k, v in constants.items() if isinstance(v, float) and others]:
             constants[key] = float(np.exp(np.mean([np.log(o[key]) for o in others])))
-        fit_fabric(name, rest, table)
+        for values in constants["generation"].values():
+            values |= {k: constants[k] for k, v in values.items() if isinstance(v, float)}
+        fit_fabric(name, rest, table, kept=())
     return table
 
 
@@ -183,8 +208,10 @@ def fit_row(groups: Sequence[Group], row: Sequence[float], entry: Mapping[str, A
     return [*values, round(peak, 1)]
 
 
-def fit_fabric(name: str, groups: Sequence[Group], table: dict[str, Any]) -> None:
-    """Fits the constants of one fabric, and of the generations that differ, in place.
+def fit_fabric(
+    name: str, groups: Sequence[Group], table: dict[str, Any], kept: Container[Any] = KEPT
+) -> None:
+    """Fits the constants of one fabric, and of the generations that differ (not `kept`), in place.
 
     A fabric without systems of its own takes those of its class (EFA, RoCE and TCPX are one).
     """
@@ -199,7 +226,7 @@ def fit_fabric(name: str, groups: Sequence[Group], table: dict[str, Any]) -> Non
         plain = [g for g in plain if g.fabric in POOLED]
     _fit_constants(plain, constants, table)
     for generation, values in apart.items():
-        if (name, generation) in KEPT:
+        if (name, generation) in kept:
             continue
         special = [g for g in own if g.cluster.device.generation == generation]
         _fit_constants(special, values, table)
@@ -209,42 +236,51 @@ def _fit_constants(
     groups: Sequence[Group], constants: dict[str, Any], table: dict[str, Any]
 ) -> None:
     two_only = all(g.cluster.layout(g.ranks).num_nodes <= 2 for g in groups)
+    large_only = all(band_of(float(size)) != "< 64 KB" for g in groups for size in g.sizes)
     names = [
         key
         for key in dict.fromkeys(k for g in groups for k in FITTED.get(g.collective, ()))
-        if key in constants and not (two_only and key in BEYOND_TWO)
+        if key in constants
+        and not (two_only and key in BEYOND_TWO)
+        and not (large_only and key in SMALL)
     ]
     if not names:
         return
-    start = np.log(np.array([float(constants[key]) for key in names]))
+    start = np.array([float(constants[key]) for key in names])
+    bounds = [
+        BOUNDS.get(key, (value / 30.0, value * 30.0))
+        for key, value in zip(names, start, strict=True)
+    ]
+    low, high = np.array(bounds).T
+    start = np.clip(start, low, high)
     costs = [(g, _Fast(g, table)) for g in groups]
+    measured = np.concatenate([np.log(g.seconds) for g in groups])
+    weights = np.concatenate([_weights(g) for g in groups])
+    weights = np.append(weights / weights.sum(), np.full(len(names), PULL_FABRIC))
 
-    def loss(x: np.ndarray) -> float:
-        for key, value in zip(names, np.exp(x), strict=True):
-            constants[key] = min(float(value), MOST.get(key, 1.0 if key[:2] == "e_" else np.inf))
-        if "p" in constants:
-            constants["p"] = min(max(constants["p"], 0.6), 0.85)
-        over = float(np.sum(np.maximum(x[[i for i, n in enumerate(names) if n[:2] == "e_"]], 0.0)))
-        errors = [e for g, fast in costs for e in _cells(g, fast(constants))]
-        return float(np.mean(errors)) + PULL * float(np.sum((x - start) ** 2)) + over
+    def residual(values: np.ndarray) -> np.ndarray:
+        changed = {**constants, **dict(zip(names, values.tolist(), strict=True))}
+        times = np.concatenate([np.log(fast(changed)) for _, fast in costs])
+        return np.append(times - measured, np.log(values / start))
 
-    best, _ = minimise(loss, start, [0.15] * len(names), iterations=600, tolerance=1e-6)
-    loss(best)
-    for key in names:
-        constants[key] = round(float(constants[key]), 3)
+    best, _ = fit(residual, start, low, high, delta=0.1, weights=weights)
+    for key, value in zip(names, best, strict=True):
+        constants[key] = round(float(value), 3)
+
+
+def _weights(group: Group) -> np.ndarray:
+    """The weight of every size: bands count alike, and the law of a large all-to-all tenfold."""
+    names = np.array([band_of(float(size)) for size in group.sizes])
+    weights = np.array([1.0 / np.count_nonzero(names == name) for name in names])
+    law = (group.sizes >= 128e6) & (group.collective == "all_to_all")
+    return np.where(law, 10.0 * weights, weights)
 
 
 def _cells(group: Group, times: np.ndarray) -> list[float]:
-    """The mean |log error| of every band of sizes that the group has: bands count alike.
-
-    A large all-to-all follows a law without size effects: there the largest error counts, squared,
-    so that groups of different sizes share it.
-    """
+    """The mean |log error| of every band of sizes that the group has: bands count alike."""
     errors = np.abs(np.log(times / group.seconds))
     names = np.array([band_of(float(size)) for size in group.sizes])
-    law = (group.sizes >= 128e6) & (group.collective == "all_to_all")
-    cells = [float(errors[names == name].mean()) for name in dict.fromkeys(names.tolist())]
-    return [*cells, 30.0 * float(errors[law].max()) ** 2] if law.any() else cells
+    return [float(errors[names == name].mean()) for name in dict.fromkeys(names.tolist())]
 
 
 class _Fast:

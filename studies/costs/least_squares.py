@@ -23,19 +23,23 @@ def fit(
     *,
     rounds: int = 60,
     delta: float = 0.15,
+    weights: Array | float = 1.0,
 ) -> tuple[Array, float]:
-    """Returns (constants, Huber cost) that minimise the residuals (logarithms of ratios)."""
+    """Returns (constants, Huber cost) that minimise the residuals (logarithms of ratios).
+
+    `weights` of the residuals multiply their costs.
+    """
     x, lo, hi = (np.log(np.asarray(v, dtype=float)) for v in (start, low, high))
     damping = 1e-2
     r = residual(np.exp(x))
-    cost = _huber(r, delta)
+    cost = _huber(r, delta, weights)
     for _ in range(rounds):
         slopes = np.empty((len(r), len(x)))
         for i in range(len(x)):
             y = x.copy()
             y[i] += 1e-4
             slopes[:, i] = (residual(np.exp(y)) - r) / 1e-4
-        weight = np.minimum(1.0, delta / np.maximum(np.abs(r), 1e-9))
+        weight = weights * np.minimum(1.0, delta / np.maximum(np.abs(r), 1e-9))
         normal = (slopes * weight[:, None]).T @ slopes
         gradient = (slopes * weight[:, None]).T @ r
         scale = np.diag(np.diag(normal) + 1e-3 * np.trace(normal) / len(x) + 1e-12)
@@ -43,7 +47,7 @@ def fit(
             step = np.clip(np.linalg.solve(normal + damping * scale, -gradient), -0.5, 0.5)
             y = np.clip(x + step, lo, hi)
             r_new = residual(np.exp(y))
-            new = _huber(r_new, delta)
+            new = _huber(r_new, delta, weights)
             if new < cost - 1e-12:
                 break
             damping *= 4.0
@@ -60,6 +64,7 @@ def held_out(keys: Sequence[str], share: int = 3) -> NDArray[np.bool_]:
     return np.array([zlib.crc32(key.encode()) % share == 0 for key in keys])
 
 
-def _huber(r: Array, delta: float) -> float:
+def _huber(r: Array, delta: float, weights: Array | float) -> float:
     size = np.abs(r)
-    return float(np.where(size < delta, 0.5 * r * r, delta * (size - 0.5 * delta)).sum())
+    cost = np.where(size < delta, 0.5 * r * r, delta * (size - 0.5 * delta))
+    return float((weights * cost).sum())

@@ -18,6 +18,8 @@ from foretrain.hardware import Cluster, parse_cluster
 from foretrain.validation.network.adapters import read_network_rows
 from foretrain.validation.network.compare import _system, fabric_of, group_ranks
 
+#: Tables of nccl-tests that public guides and repositories print, one source a line.
+PUBLISHED = Path(__file__).with_name("published_collectives.csv")
 TABLES = ("network/collectives.csv.gz", "ops/aic_comm_nccl.parquet", "ops/vidur_network.parquet")
 #: Sources whose small messages are host time, not transfer: Python launches or one process for all
 #: devices. Their rows count from this many bytes on.
@@ -38,13 +40,13 @@ class Group:
 
 
 def load_groups(folder: Path) -> list[Group]:
-    """Returns all groups of the tables in `folder`."""
+    """Returns all groups of the tables in `folder` and of the published ones beside this file."""
     samples: dict[tuple[str, str, int, str], dict[float, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     sources: dict[tuple[str, str, int, str], tuple[Cluster, tuple[int, ...], str]] = {}
-    for table in TABLES:
-        for row in read_network_rows(folder / table):
+    for path in (*(folder / table for table in TABLES), PUBLISHED):
+        for row in read_network_rows(path):
             if row.reason or not row.time_us or row.bytes < 1.0 or row.dtype == "int8":
                 continue
             try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import pytest
 
 from foretrain.cost.network.collectives import collective_seconds, group_cost
+from foretrain.cost.network.columns import column_seconds
 from foretrain.cost.straggler import slowest_of, straggler_factor
+from foretrain.errors import InputError
 from foretrain.hardware import parse_cluster
 from foretrain.simulator.fairness import fair_rates
 
@@ -62,6 +64,75 @@ def test_many_sizes_agree_with_single_ones_and_are_fast():
     for i in (0, 123_456, 999_999):
         assert times[i] == pytest.approx(cost.seconds(float(sizes[i])), rel=1e-12)
     assert (np.diff(times) >= 0).all()
+
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
+
+
+def columns(cluster, rows):
+    random = np.random.default_rng(0)
+    return (
+        random.integers(0, len(KINDS), rows),
+        random.integers(1, cluster.nodes + 1, rows),
+        random.integers(1, cluster.devices_per_node + 1, rows),
+        10 ** random.uniform(0.0, 10.0, rows),
+        random.integers(1, 4, rows),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "32x8 h100-sxm, 8x400G ib",
+        "36x4 gb200, 4x400G ib",
+        "8x8 v100-sxm-32gb, 4x100G ib",
+        "4x4 a100-pcie-80gb [nvlink pairs], 1x100G ethernet",
+    ],
+)
+def test_columns_of_groups_cost_what_the_groups_cost(text):
+    cluster = parse_cluster(text)
+    kind, nodes, per_node, size, sharers = columns(cluster, 60)
+    times = column_seconds(cluster, KINDS, kind, nodes, per_node, size, sharers)
+    wide = cluster.devices_per_node
+    for i, time in enumerate(times):
+        ranks = tuple(n * wide + local for n in range(nodes[i]) for local in range(per_node[i]))
+        cost = group_cost(KINDS[kind[i]], ranks, cluster, sharers=int(sharers[i]))
+        assert time == pytest.approx(cost.seconds(float(size[i])), rel=1e-9, abs=1e-15)
+
+
+def test_a_million_rows_of_thousands_of_groups_are_fast():
+    cluster = parse_cluster("128x8 h100-sxm, 8x400G ib")
+    kind, nodes, per_node, size, _ = columns(cluster, 1_000_000)
+    started = process_time()
+    times = column_seconds(cluster, KINDS, kind, nodes, per_node, size)
+    assert process_time() - started < 2.0
+    assert np.isfinite(times).all()
+
+
+def test_columns_outside_the_cluster_are_refused():
+    one = np.array([1])
+    with pytest.raises(InputError, match="do not lie on"):
+        column_seconds(
+            parse_cluster("2x8 h100-sxm, 8x400G ib"), KINDS, one, 3 * one, one, 1e6 * one
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "collective", "microseconds"),
+    [
+        ("2x8 h100-sxm, 8x400G ib", "all_reduce", 30.0),
+        ("4x8 h100-sxm, 8x400G ib", "all_reduce", 37.1),
+        ("2x8 b200-sxm, 8x400G ib", "all_gather", 34.4),
+        ("2x8 b200-sxm, 8x400G roce", "all_gather", 43.3),
+        ("2x8 h100-sxm, 32x100G efa", "all_reduce", 72.0),
+        ("2x8 a100-sxm-40gb, 4x100G efa", "all_reduce", 179.0),
+        ("2x8 b200-sxm, 8x400G efa", "all_reduce", 57.0),
+    ],
+)
+def test_small_messages_take_what_the_fabric_was_measured_at(text, collective, microseconds):
+    cluster = parse_cluster(text)
+    cost = group_cost(collective, tuple(range(cluster.world_size)), cluster)
+    assert cost.seconds(1024.0) * 1e6 == pytest.approx(microseconds, rel=0.15)
 
 
 def test_one_slot_bounds_what_a_rank_sends_to_nics():

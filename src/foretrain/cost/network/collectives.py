@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import load
-from foretrain.cost.network.curve import bus_factor
+from foretrain.cost.network.curve import Curve, bus_factor
 from foretrain.cost.network.fabric import Part, Span, fabric_parts
 from foretrain.cost.network.measured import MeasuredCurve, find_curve
 from foretrain.cost.network.node import node_curve
@@ -201,13 +201,13 @@ def _over_nodes(
 
 
 def node_spread(fabric: Mapping[str, Any], nodes: int) -> float:
-    """Returns the factor by which more nodes widen the band of a collective.
+    """Returns the factor by which a group over nodes widens the band of a collective.
 
-    Measured runs of one system scatter more the more nodes take part: `spread_doubling` is the
-    growth of the half-width per doubling beyond two nodes.
+    `spread` is how much wider the runs of a fabric scatter, `spread_doubling` the growth of the
+    half-width per doubling beyond two nodes.
     """
     doublings = max(0.0, np.log2(nodes / 2.0))
-    return float((1.0 + float(fabric["spread_doubling"])) ** doublings)
+    return float(fabric["spread"] * (1.0 + fabric["spread_doubling"]) ** doublings)
 
 
 def fabric_constants(cluster: Cluster) -> Mapping[str, Any]:
@@ -221,18 +221,29 @@ def span_of(
     collective: str, ranks: tuple[int, ...], cluster: Cluster, layout: GroupLayout, sharers: int
 ) -> Span:
     """Returns the group in plain numbers; a scale-up domain over several nodes counts as one."""
-    rules = load("network")["rules"]
-    wide = cluster.island_size > cluster.devices_per_node
-    size = cluster.island_size if wide else cluster.devices_per_node
-    per_node = max(layout.islands) if wide else layout.max_per_node
-    sharers = max(1, sharers)
-    if wide and sharers > 1:
-        sharers = max(1, size // per_node)
+    size = span_size(cluster)
     first = ranks[0]
     together = [rank for rank in ranks if rank // size == first // size]
     inner = None
     if len(together) > 1 and collective != "send_recv":
         inner = node_curve(cluster, collective, together).curve
+    return plain_span(cluster, layout, sharers, inner)
+
+
+def span_size(cluster: Cluster) -> int:
+    """Returns the devices behind one set of NICs: a node, or a scale-up domain of several nodes."""
+    return max(cluster.devices_per_node, cluster.island_size)
+
+
+def plain_span(cluster: Cluster, layout: GroupLayout, sharers: int, inner: Curve | None) -> Span:
+    """Returns a group of this layout whose part on one node follows `inner`."""
+    rules = load("network")["rules"]
+    size = span_size(cluster)
+    wide = size > cluster.devices_per_node
+    per_node = max(layout.islands) if wide else layout.max_per_node
+    sharers = max(1, sharers)
+    if wide and sharers > 1:
+        sharers = max(1, size // per_node)
     device = cluster.device
     return Span(
         ranks=layout.num_ranks,

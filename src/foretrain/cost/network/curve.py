@@ -1,10 +1,12 @@
 """The time of a collective as a function of its size.
 
-    x = S factor / B (1 + (S0 / S)**p)          t = (alpha**r + x**r) ** (1/r)
+    x = S factor / B (1 + (S0 / S)**p S / (S + Sl))          t = (alpha**r + x**r) ** (1/r)
 
 alpha is the time of a small message, B the bus bandwidth of a large one, S0 the size where
-protocol and pipelining halve B, p how sharply, r how sharply the two regimes meet. For p <= 1 the
-time never falls with the size. Explained in docs/explain/network.md.
+protocol and pipelining halve B, p how sharply, r how sharply the two regimes meet. Below Sl a
+protocol of low latency carries the message, which does not fill the pipeline first (0: the same
+protocol for all sizes). For p <= 1 the time never falls with the size. Explained in
+docs/explain/network.md.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from numpy.typing import NDArray
 
 from foretrain.units import GB, MIB, US
 
+#: One number for all sizes, or one for each.
+Value = float | NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """alpha in s, B in bytes/s of bus bandwidth, S0 in bytes, p, r.
+    """alpha in s, B in bytes/s of bus bandwidth, S0 and Sl in bytes, p, r.
 
     `cap` bounds the bus bandwidth of any size; `peak` is the largest one measured.
     """
@@ -32,6 +37,7 @@ class Curve:
     half_bytes: float = 0.0
     p: float = 1.0
     r: float = 1.0
+    low_bytes: float = 0.0
     cap: float = float("inf")
     peak: float = float("inf")
 
@@ -39,7 +45,8 @@ class Curve:
         """Returns the time of a collective of `num_bytes` whose bus factor is `factor`."""
         if num_bytes <= 0.0 or factor <= 0.0:
             return self.alpha_s
-        x = num_bytes * factor / self.bandwidth * (1.0 + (self.half_bytes / num_bytes) ** self.p)
+        filling = (self.half_bytes / num_bytes) ** self.p / (1.0 + self.low_bytes / num_bytes)
+        x = num_bytes * factor / self.bandwidth * (1.0 + filling)
         floor = num_bytes * factor / self.cap
         peak = max(self.alpha_s, x)
         t = peak * ((self.alpha_s / peak) ** self.r + (x / peak) ** self.r) ** (1.0 / self.r)
@@ -47,17 +54,42 @@ class Curve:
 
     def many(self, num_bytes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Returns the times of many sizes at once: `seconds` of each."""
-        size = np.maximum(num_bytes, 0.0)
-        if factor <= 0.0:
-            return np.full_like(size, self.alpha_s)
-        share = np.divide(self.half_bytes, size, out=np.zeros_like(size), where=size > 0.0)
-        x = size * factor / self.bandwidth * (1.0 + share**self.p)
-        peak = np.maximum(self.alpha_s, x)
-        t = np.zeros_like(size)
-        np.divide(self.alpha_s, peak, out=t, where=peak > 0.0)
-        ratio = np.divide(x, peak, out=np.zeros_like(size), where=peak > 0.0)
-        t = peak * (t**self.r + ratio**self.r) ** (1.0 / self.r)
-        return np.maximum(t, size * factor / self.cap)
+        return curve_seconds(
+            num_bytes,
+            factor,
+            alpha_s=self.alpha_s,
+            bandwidth=self.bandwidth,
+            half_bytes=self.half_bytes,
+            p=self.p,
+            r=self.r,
+            low_bytes=self.low_bytes,
+            cap=self.cap,
+        )
+
+
+def curve_seconds(
+    num_bytes: NDArray[np.float64],
+    factor: Value,
+    *,
+    alpha_s: Value,
+    bandwidth: Value,
+    half_bytes: Value,
+    p: Value,
+    r: Value,
+    low_bytes: Value,
+    cap: Value,
+) -> NDArray[np.float64]:
+    """Returns the times of many sizes on one curve, or of each size on a curve of its own."""
+    size = np.maximum(num_bytes, 0.0)
+    # S (S0 / S)**p S / (S + Sl), without a division by a size of 0
+    moved = size ** (1.0 - p) * (half_bytes**p * size / np.maximum(size + low_bytes, 1e-300))
+    x = (size + moved) * (factor / bandwidth)
+    if isinstance(r, float) and r == 1.0:
+        t = x + alpha_s
+    else:
+        peak = np.maximum(np.maximum(alpha_s, x), 1e-300)
+        t = peak * (1.0 + (np.minimum(alpha_s, x) / peak) ** r) ** (1.0 / r)
+    return np.maximum(t, size * (factor / cap))
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:

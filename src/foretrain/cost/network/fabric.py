@@ -27,7 +27,7 @@ from typing import Any
 
 from foretrain.cost.calibration import load
 from foretrain.cost.network.curve import Curve, bus_factor
-from foretrain.units import GB, US
+from foretrain.units import GB, MIB, US
 
 RINGS = ("all_gather", "reduce_scatter")
 #: A curve and the bus factor that it takes.
@@ -76,7 +76,6 @@ def fabric_parts(collective: str, span: Span, fabric: Mapping[str, Any]) -> tupl
 
 def fabric_curve(collective: str, span: Span, fabric: Mapping[str, Any]) -> Curve:
     """Returns the curve of a ring or tree collective over several nodes."""
-    rules = load("network")["rules"]
     doublings = max(0.0, log2(span.nodes / 2.0))
     alpha = fabric["alpha_us"] * US + fabric["alpha_doubling_us"] * US * doublings
     if span.inner is not None:
@@ -87,8 +86,9 @@ def fabric_curve(collective: str, span: Span, fabric: Mapping[str, Any]) -> Curv
         alpha_s=alpha,
         bandwidth=bandwidth,
         half_bytes=bandwidth * _knee_s(collective, span.ranks, fabric),
-        p=rules["ring_p"] if collective in RINGS else fabric["p"],
+        p=fabric["p_ring" if collective in RINGS else "p"],
         r=fabric["r"],
+        low_bytes=fabric["low_mib"] * MIB,
     )
 
 
@@ -136,6 +136,7 @@ def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
         half_bytes=rate * fabric["tau_all_to_all_us"] * US * sqrt(span.ranks),
         p=fabric["p_all_to_all"],
         r=1.0,
+        low_bytes=fabric["low_mib"] * MIB,
     )
     parts: list[Part] = [(outside, (span.ranks - span.per_node) / span.ranks)]
     if span.inner is not None:
