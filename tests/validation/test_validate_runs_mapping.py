@@ -323,10 +323,10 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "preset": "deepspeed",
             "tp": 1,
             "pp": 1,
-            "recompute": "full",
+            "recompute": "none",
             "overlap": {"grad": False},
         },
-        ("device", "zero", "precision"),
+        ("device", "zero", "precision", "recompute", "sum of blocks"),
     ),
 }
 
