@@ -113,7 +113,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "zero": 1,
             "sequence_parallel": True,
             "recompute": "selective",
-            "overlap": {"grad": True, "param": True},
+            "overlap": {"grad": False, "param": False},
         },
         ("zero", "sequence_parallel"),
     ),
