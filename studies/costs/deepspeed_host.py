@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrain.analysis.simplex import minimise
+from foretrain.analysis.simplex import Vector, minimise
 from foretrain.cost.host import host_seconds
 from foretrain.cost.model import build_cost_model
 from foretrain.cost.prices import Prices
@@ -105,8 +105,9 @@ def main(path: str) -> None:
         for stacks in (still, moved)
     )
 
-    def errors(point: Sequence[float]) -> list[float]:
-        stack = replace(specs[0].stack, **dict(zip(FIELDS, map(abs, point), strict=True)))
+    def errors(point: Vector) -> list[float]:
+        values = [abs(float(x)) for x in point]
+        stack = replace(specs[0].stack, **dict(zip(FIELDS, values, strict=True)))
         return [
             log(layer_seconds(program, skewed(low, high, stack), stack, low) / layer)
             for program, low, high, (_, _, layer) in zip(

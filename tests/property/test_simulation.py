@@ -226,3 +226,10 @@ def test_the_timeline_lies_within_the_step(run: RandomRun, host_s: float) -> Non
             row.sort()
             for (_, end), (start, _) in pairwise(row):
                 assert start >= end - simulated.step_s * 1e-9, stream
+
+
+def test_sharded_gradients_are_reduced_beside_the_backward_only_where_that_is_asked_for() -> None:
+    plans = [Plan(tp=1, zero=2, overlap=Overlap(grad=grad)) for grad in (True, False)]
+    beside, after = (compile_small(gpt(), plan, 2).program for plan in plans)
+    steps = [simulate(p, flat_times(p, comm=0.1)).step_s for p in (beside, after)]
+    assert steps[1] > 1.2 * steps[0]
