@@ -36,6 +36,9 @@ class Stack:
     host_comm_us: float = 15.0  # host time per collective call
     host_step_ms: float = 1.0  # once per optimizer step
     host_op_us_by: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_backward: float = 1.0  # host time of a backward operator over that of a forward one
+    sync_blocks: bool = False  # the host waits for the device after every block (timed layers)
+    rank_skew_us: float = 0.0  # and ranks then reach a collective with delays of this mean
     cuda_graphs: bool = False
     p2p_sync: bool = False  # the host waits for pipeline transfers
     overlap_p2p: bool = False  # interleaved schedules post their transfers early

@@ -56,6 +56,19 @@ def test_folded_equals_flat_in_plain_mode(run: RandomRun, comm: float, host_s: f
         assert b.busy_s == pytest.approx(a.busy_s, rel=1e-9)
 
 
+@settings(max_examples=15)
+@given(tp=st.sampled_from([1, 2]), layers=st.integers(1, 3), host_s=st.floats(0.0, 5e-5))
+def test_blocks_that_start_from_idle_add_up(tp: int, layers: int, host_s: float) -> None:
+    program = compile_small(gpt(layers=layers), Plan(preset="megatron", tp=tp), 2)
+    times = flat_times(program.program, host_s=host_s)
+    synced = replace(times, synced=True)
+    folded, flat = (simulate(program.program, synced, flat=flat) for flat in (False, True))
+    # the folded host leaves a block with its last kernel, the flat one with its launch
+    assert flat.step_s == pytest.approx(folded.step_s, rel=1e-3)
+    check_parts(folded)
+    assert folded.step_s >= simulate(program.program, times).step_s * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("cause", ["boundary", "gradients"])
 def test_folded_equals_flat_when_collectives_over_tp_meet(cause: str) -> None:
     if cause == "boundary":
@@ -213,3 +226,10 @@ def test_the_timeline_lies_within_the_step(run: RandomRun, host_s: float) -> Non
             row.sort()
             for (_, end), (start, _) in pairwise(row):
                 assert start >= end - simulated.step_s * 1e-9, stream
+
+
+def test_sharded_gradients_are_reduced_beside_the_backward_only_where_that_is_asked_for() -> None:
+    plans = [Plan(tp=1, zero=2, overlap=Overlap(grad=grad)) for grad in (True, False)]
+    beside, after = (compile_small(gpt(), plan, 2).program for plan in plans)
+    steps = [simulate(p, flat_times(p, comm=0.1)).step_s for p in (beside, after)]
+    assert steps[1] > 1.2 * steps[0]

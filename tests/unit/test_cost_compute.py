@@ -11,7 +11,7 @@ from cost_machines import cluster, stack
 from foretrain.cost.calibration import load
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.straggler import straggler_factor
-from foretrain.program import ComputeEvent
+from foretrain.program import CommEvent, ComputeEvent, Event
 
 
 def gemm(m, n, k, *, b=1, dtype="bf16", direction="forward", **extra) -> ComputeEvent:
@@ -64,7 +64,7 @@ def optimizer(params, *, bytes_per=30.0, op="adamw") -> ComputeEvent:
     )
 
 
-def us(model: CostModel, *events: ComputeEvent) -> np.ndarray:
+def us(model: CostModel, *events: Event) -> np.ndarray:
     return model.price(events).value_s * 1e6
 
 
@@ -224,6 +224,21 @@ def test_host_time_counts_launches_and_graphs_remove_it():
     graph = build_cost_model(cluster("h100-sxm"), replace(te, cuda_graphs=True)).price([event])
     assert plain.host_s[0] == pytest.approx((te.host_launch_us + te.host_op_us) * 1e-6)
     assert graph.host_s[0] < 0.1 * plain.host_s[0]
+
+
+def test_backward_operators_take_their_share_of_the_host():
+    eager = replace(stack("megatron-te"), host_backward=0.5)
+    events = [gemm(64, 64, 64), gemm(64, 64, 64, direction="backward_input")]
+    forward, backward = build_cost_model(cluster("h100-sxm"), eager).price(events).host_s
+    assert backward == pytest.approx(0.5 * forward)
+
+
+def test_a_collective_waits_for_the_last_rank_where_blocks_start_from_idle():
+    skewed = replace(stack("megatron-te"), rank_skew_us=100.0)
+    event = CommEvent(collective="all_reduce", bytes=2e6, dtype="bf16", ranks=(0, 1, 2, 3))
+    usual = us(build_cost_model(cluster("h100-sxm"), skewed), event)
+    idle = us(build_cost_model(cluster("h100-sxm"), replace(skewed, sync_blocks=True)), event)
+    assert idle - usual == pytest.approx(100.0 * (1 / 2 + 1 / 3 + 1 / 4))
 
 
 def test_prices_have_one_entry_per_event_and_repeat_themselves():

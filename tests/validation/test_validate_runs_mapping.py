@@ -90,7 +90,14 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "fused",
         llama(32, 4096, 32, 32, head_dim=128, ffn=11008, vocab=32000),
         training(2048, "fp16", global_batch=2048, microbatch=2),
-        {"preset": "megatron", "tp": 2, "pp": 4, "zero": 0, "recompute": "full"},
+        {
+            "preset": "megatron",
+            "tp": 2,
+            "pp": 4,
+            "zero": 0,
+            "recompute": "full",
+            "overlap": {"grad": False, "param": False},
+        },
         ("sequence_parallel",),
     ),
     "flagperf-0096": (
@@ -106,7 +113,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "zero": 1,
             "sequence_parallel": True,
             "recompute": "selective",
-            "overlap": {"grad": True, "param": True},
+            "overlap": {"grad": False, "param": False},
         },
         ("zero", "sequence_parallel"),
     ),
@@ -323,10 +330,10 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "preset": "deepspeed",
             "tp": 1,
             "pp": 1,
-            "recompute": "full",
+            "recompute": "none",
             "overlap": {"grad": False},
         },
-        ("device", "zero", "precision"),
+        ("device", "zero", "precision", "recompute", "sum of blocks"),
     ),
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from foretrain.compiler.launches import LaunchList, Piece, StageContext, Tie
 from foretrain.compiler.offload import host_bytes, host_step, moved_off
 from foretrain.compiler.optimizer import norm_segment, update_segment
-from foretrain.compiler.parameters import merge
+from foretrain.compiler.parameters import Unit, merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
@@ -305,8 +305,16 @@ class _Writer:
             run = self._unit_run(slot, i, [*waits, *handles], synced, last)
             waits, synced = [], False
             if slot.phase == "B":
-                self.weights.reduce_unit(unit, slot, final=final)
+                waits = self._reduced(unit, slot, final=final)
+        self.blocking_sends += waits
         return run
+
+    def _reduced(self, unit: Unit, slot: Slot, *, final: bool) -> list[int]:
+        """The reductions after the backward of a unit that computation does not run beside."""
+        known = len(self.weights.reductions)
+        self.weights.reduce_unit(unit, slot, final=final)
+        overlapping = self.context.tree.runtime.overlap_grad or final
+        return [] if overlapping else self.weights.reductions[known:]
 
     def _unit_run(
         self, slot: Slot, i: int, waits: list[int], synced: bool, last: Mapping[str, float]

@@ -2,7 +2,8 @@
 
     host = launches host_launch_us + host_op_us       (collectives: count host_comm_us)
 
-host_op_us is the stack's value for the operator (`host_op_us_by`), else for all.
+host_op_us is the stack's value for the operator (`host_op_us_by`), else for all. Backward operators
+take `host_backward` times as long: autograd launches them without the Python code of modules.
 
 A replayed CUDA graph is one launch for many kernels: the cost of an event falls to the share
 below. Constants are the stack's. Explained in docs/explain/costs.md.
@@ -26,7 +27,8 @@ def host_seconds(event: Event, kernels: float, stack: Stack) -> float:
         return kernels * stack.host_comm_us * US
     if stack.cuda_graphs and event.direction != "optimizer":
         return kernels * GRAPH_KERNEL_US * US
-    return (kernels * stack.host_launch_us + _op_us(event, stack)) * US
+    share = 1.0 if event.direction in ("forward", "optimizer") else stack.host_backward
+    return share * (kernels * stack.host_launch_us + _op_us(event, stack)) * US
 
 
 def _op_us(event: ComputeEvent, stack: Stack) -> float:

@@ -31,7 +31,7 @@ from foretrain.cost.straggler import straggler_factor
 from foretrain.hardware.cluster import Cluster
 from foretrain.program import CommEvent, ComputeEvent, Event
 from foretrain.stack import Stack
-from foretrain.units import format_bytes
+from foretrain.units import US, format_bytes
 
 Provider = Callable[[Sequence[ComputeEvent], Machine], list[Answer]]
 
@@ -86,6 +86,7 @@ class CostModel:
             provenance=tuple(a.provenance for a in answers),
             formula=tuple(a.formula for a in answers),
             travel_s=_array([a.travel_s for a in answers]),
+            synced=self.stack.sync_blocks,
         )
 
     def overlap(self, category: str) -> tuple[float, float]:
@@ -130,7 +131,8 @@ class CostModel:
                 if event.collective in offload.COLLECTIVES:
                     self._known[event] = offload.price(event, self.cluster)
                 else:
-                    self._known[event] = collectives.price(event, self.cluster, self.curves)
+                    answer = collectives.price(event, self.cluster, self.curves)
+                    self._known[event] = _waited_for(answer, event, self.stack)
             else:
                 groups.setdefault(provider(event.op), []).append(event)
         for provide, group in groups.items():
@@ -169,6 +171,24 @@ def _in_step(answer: Answer, slowest: float) -> Answer:
         answer,
         value_s=answer.latency_s + factor * body,
         formula=f"{answer.formula}; x {factor:.4g} in a step",
+    )
+
+
+def _waited_for(answer: Answer, event: CommEvent, stack: Stack) -> Answer:
+    """Returns the time of a collective with the wait for the last of its ranks to get there.
+
+    A rank that runs behind its host does not feel when exactly the host launched; one that begins
+    every block from idle does. Their delays are taken as exponential with the mean `rank_skew_us`:
+    of n ranks the last is sum(1/i) of them late, i = 1 ... n, the average one 1.
+    """
+    if not stack.sync_blocks or event.collective == "send_recv":
+        return answer
+    wait = stack.rank_skew_us * US * sum(1.0 / i for i in range(2, len(event.ranks) + 1))
+    return replace(
+        answer,
+        value_s=answer.value_s + wait,
+        latency_s=answer.latency_s + wait,
+        formula=f"{answer.formula}; {wait / US:.4g} us for the last rank",
     )
 
 

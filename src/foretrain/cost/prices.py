@@ -19,6 +19,7 @@ class Prices:
     number of launches. `link` is the bottleneck: "" (none), "scaleup", "pcie" or "nic". `family`
     groups events whose errors share constants (gemm, attention, memory, scaleup, nic, ...).
     `travel_s` is the part of the latency of a message in which it holds no link (None: nowhere).
+    `synced` says that the host waits for the device after every block.
     """
 
     value_s: NDArray[np.float64]
@@ -32,3 +33,4 @@ class Prices:
     provenance: tuple[str, ...]
     formula: tuple[str, ...]
     travel_s: NDArray[np.float64] | None = None
+    synced: bool = False

@@ -233,6 +233,8 @@ class _Expander:
         for position, index in enumerate(run.segments):
             items = self.program.segments[index].items
             tasks: list[int] = []
+            if self.times.synced:
+                synced = (*computed, *waiting)
             for j, item in enumerate(items):
                 launched = self.host(device, i, self.times.host[item.event], synced)
                 synced = ()

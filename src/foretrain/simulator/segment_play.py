@@ -6,7 +6,8 @@ time the host gets there, and two outputs, the time all is done and the time the
     done      = max(gpu + K, host + A)
     host_done = host + C
 
-so equal layers are played once and chained exactly. docs/explain/simulation.md derives it.
+so equal layers are played once and chained exactly. docs/explain/simulation.md derives it. Where
+the host waits for the device after every block, K = A = C: the time from an idle start to the end.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class EventTimes:
     overlap: Mapping[str, tuple[float, float]]
     fluid: bool
     travel: Mapping[int, float] = field(default_factory=dict[int, float])  # events on a long way
+    synced: bool = False  # the host waits for the device after every segment
 
     def gammas(self, category: str) -> tuple[float, float]:
         """Returns (press, slowed) of a communication category, zero in plain mode."""
@@ -81,6 +83,11 @@ def play_segment(segment: Segment, times: EventTimes) -> tuple[Macro, list[Playe
     gpu = max((p.finish for p in played), default=0.0)
     held = _walk(segment.items, times, NEVER, 0.0)
     lag = max((p.finish for p in held), default=0.0)
+    if times.synced:
+        alone = max(lag, gpu)
+        parts = _parts(played, gpu)
+        parts["host"] = parts.get("host", 0.0) + alone - gpu
+        return Macro(gpu=alone, lag=alone, host=alone, parts=parts), played
     macro = Macro(
         gpu=gpu,
         lag=max(lag, gpu),

@@ -43,6 +43,7 @@ def event_times(
         link=prices.link,
         overlap=overlap,
         fluid=not plain,
+        synced=prices.synced,
         travel={}
         if prices.travel_s is None
         else {i: float(v) for i, v in enumerate(prices.travel_s) if v > 0.0},

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
 from foretrain.errors import InputError
+from foretrain.frontends.spec import ModelSpec
 from foretrain.predict import data_parallel, predict
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
@@ -70,10 +71,14 @@ def predict_mapped(item: Mapped) -> Prediction | Failure:
 
 
 def run_of(item: Mapped) -> RunSpec:
-    """Returns the run of a mapped row, with the attention kernels that its source states."""
+    """Returns the run of a mapped row, with what its source states beside the run file."""
     run = load_run(item.run)
     if item.attention is not None and item.attention != run.stack.attention:
         run = replace(run, stack=replace(run.stack, attention=item.attention))
+    if item.apart and isinstance(run.model, ModelSpec):
+        own = run.model.vocab_unpadded or run.model.vocab
+        model = replace(run.model, vocab=own // run.plan.tp * run.plan.tp)
+        run = replace(run, model=model, stack=replace(run.stack, sync_blocks=True))
     return run
 
 

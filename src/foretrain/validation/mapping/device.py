@@ -30,7 +30,7 @@ def map_device(row: Row, assumed: Assumed) -> Device:
     if name in _SIBLINGS:
         name, line = _SIBLINGS[name]
         assumed.add(line)
-    memory = None if special else row.gpu_mem_gb or _printed_memory(row.gpu)
+    memory = None if special else row.gpu_mem_gb or _printed_memory(row.gpu) or _first(row, name)
     if memory is not None:
         try:
             return find_device(name, memory)
@@ -65,6 +65,12 @@ def _product(row: Row) -> str:
 def _printed_memory(text: str) -> float | None:
     match = re.search(r"(\d+) ?GB", text)
     return float(match[1]) if match else None
+
+
+def _first(row: Row, name: str) -> float | None:
+    """The only memory size there was when the run was published: 40 GB until November 2020."""
+    early = re.fullmatch(r"2020-(0\d|10)", row.framework_version)
+    return 40.0 if early and name == "a100-sxm" else None
 
 
 def _largest(found: tuple[Device, ...], name: str, assumed: Assumed) -> Device:

@@ -154,6 +154,8 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     text = row.recompute.lower()
     if not text and has_word(row.notes, "recompute not enabled"):
         return "none"
+    if not text and has_word(row.framework, "flagscale"):  # its script states what is recomputed
+        return "none"
     if not text and has_word(row.framework, "dedloc"):
         # modules/gpt_modules.py of the source: both halves of a block are checkpoints
         assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
@@ -185,6 +187,8 @@ def map_overlap(row: Row, stack: Stack) -> dict[str, bool]:
         for key, value in stack.defaults.items()
         if key.startswith("overlap_")
     }
+    if row.family == "flagperf" and stack.preset == "megatron":  # its scripts set no overlap
+        overlap = {"grad": False, "param": False}
     if "opts={" in notes:  # all options are listed: what is not there is off
         overlap = {"grad": False, "param": False}
     if "comm overlap off" in notes:

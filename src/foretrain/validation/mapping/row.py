@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrain.run.stacks import load_stack
+from foretrain.validation.mapping.apart import is_apart, map_apart
 from foretrain.validation.mapping.cluster import map_cluster
 from foretrain.validation.mapping.device import map_device
 from foretrain.validation.mapping.encoder import (
@@ -56,17 +57,19 @@ from foretrain.validation.rows import Row
 class Mapped:
     """A run file's content, and what it does not hold: the attention kernel as the source says.
 
-    `assumed` lists what the source does not state.
+    `assumed` lists what the source does not state. `apart`: the times of blocks that ran one by one
+    were added up, of a model whose vocabulary is not padded (mapping/apart.py).
     """
 
     run: Mapping[str, Any]
     attention: str | None
     assumed: tuple[str, ...]
+    apart: bool = False
 
     @property
     def key(self) -> str:
         """Returns a text that is equal for equal runs."""
-        return json.dumps([self.run, self.attention], sort_keys=True)
+        return json.dumps([self.run, self.attention, self.apart], sort_keys=True)
 
 
 def map_row(row: Row) -> Mapped:
@@ -109,7 +112,10 @@ def map_row(row: Row) -> Mapped:
         "stack": stack.name,
     }
     attention = map_attention(row) or ("unfused" if bert else None)
-    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines))
+    apart = is_apart(row)
+    if apart:
+        plan["recompute"] = map_apart(assumed)
+    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines), apart=apart)
 
 
 def _map_vit(row: Row) -> Mapped:

@@ -70,6 +70,8 @@ def _megatron(row: Row, assumed: Assumed) -> str:
     if '"transformer-impl":"local"' in row.notes:
         return "megatron"
     text = f"{row.framework} {row.framework_version} {row.attention_impl} {row.notes}"
+    if row.framework.lower() == "flagscale":  # aquila2_7b/flagscale/flagscale_main.sh: 2023
+        return "megatron"
     if has_word(text, *_TE_WORDS):
         return "megatron-te"
     years = [int(year) for year in re.findall(r"20[12]\d", row.framework_version)]
