@@ -54,10 +54,13 @@ class Stack:
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
     pipeline_slack: float = 0.0  # reserved over live activations with several micro-batches alive
     gather_slack: float = 0.0  # more reserved over allocated where weights are gathered (FSDP)
-    gather_holes: bool = False  # buffers of gathered activations are fresh ones (no global buffer)
+    gather_holes: float = 0.0  # share of the buffers of tp collectives a forward takes afresh
+    pipeline_holes: float = 0.0  # the same for every micro-batch in flight in a pipeline
     late_accumulate: bool = False  # gradients are added to their accumulators after the backward
     fp8_saved: bool = False  # linear layers keep their input in FP8 for backward
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
+    flat_gather: bool = False  # ZeRO's gather of new weights copies them to flat buffers, twice
+    ddp_buckets: bool = False  # replicas without ZeRO are DDP: buckets hold all gradients once more
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
     sparse_exchange: bool = False  # of row-wise tables only sums that are not empty are sent
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them

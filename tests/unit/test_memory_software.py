@@ -21,7 +21,7 @@ from foretrain.run.spec import RunSpec
 from foretrain.simulator.device_memory import device_memory
 from foretrain.simulator.memory import Peak
 from foretrain.simulator.simulate import simulate
-from foretrain.strategy.plan import Plan, Recompute
+from foretrain.strategy.plan import Overlap, Plan, Recompute
 from foretrain.strategy.stages import stages_by_cost
 from foretrain.units import GIB
 from support import STACK, compile_small, flat_times, llama, segment
@@ -149,6 +149,80 @@ def test_a_head_that_costs_four_layers_shortens_the_last_stages() -> None:
     assert stages_by_cost(spec, 4) == (6, 5, 5, 0)
     assert sum(stages_by_cost(spec, 8)) == 16
     assert all(stages_by_cost(spec, 8)[:-1])
+
+
+def test_as_many_stages_as_layers_are_divided_by_cost_too() -> None:
+    run = load_run(
+        {
+            "model": {
+                "family": "llama", "layers": 8, "hidden": 512, "heads": 8, "ffn": 1408,
+                "vocab": 8192,
+            },
+            "training": {"sequence": 512, "microbatch": 1, "global_batch": 8},
+            "plan": {"pp": 8},
+            "cluster": "1x8 h100-sxm",
+            "stack": "nanotron",
+        }
+    )  # fmt: skip
+    assert run.plan.stages is not None
+    assert run.plan.stages[0] == 2  # one layer is less than a stage's share of layers and head
+    assert sum(run.plan.stages) == 8
+
+
+def test_replicas_without_zero_hold_ddp_buckets_where_the_stack_says_so() -> None:
+    stack = replace(STACK, ddp_buckets=True)
+    bf16 = {"grad": "bf16", "grad_accumulate": "fp32"}
+    precision = replace(Precision(), **bf16)
+    held = [
+        compile_small(llama(), Plan(zero=zero), 2, stack=stack, precision=precision)
+        .program.classes[0]
+        .persistent
+        for zero in (0, 1)
+    ]
+    assert held[0]["gradient buckets"] == held[0]["gradients"] / 2
+    assert "gradient buckets" not in held[1]
+
+
+def test_a_flat_gather_copies_the_new_weights_twice_and_one_copy_finds_no_hole() -> None:
+    stack = replace(STACK, flat_gather=True)
+    plan = Plan(zero=1, overlap=Overlap(param=False))
+    compiled = compile_small(llama(), plan, 2, stack=stack)
+    (rank_class,) = compiled.program.classes
+    weights = 2.0 * compiled.graph.num_parameters
+    assert rank_class.flat_step_bytes == pytest.approx(weights, rel=1e-3)
+    gathers = [e for e in rank_class.entries if isinstance(e, Comm) and "updated" in e.label]
+    live = sum(entry.delta_start.get("optimizer step", 0.0) for entry in gathers)
+    assert live == pytest.approx(2 * weights, rel=1e-3)
+    assert live == -sum(entry.delta_end.get("optimizer step", 0.0) for entry in gathers)
+    alone = compile_small(llama(), Plan(zero=0), 2, stack=stack).program.classes[0]
+    assert alone.flat_step_bytes == 0.0
+
+
+def test_units_of_one_micro_batch_are_no_pipeline() -> None:
+    """FSDP writes an entry for every unit: one micro-batch is alive all the same."""
+    program = compile_small(llama(), Plan(preset="fsdp", zero=3), 4).program
+    stack = replace(STACK, fragmentation=0.0, pipeline_slack=0.5, gather_slack=0.0)
+    peak = Peak(parts={"activations": GIB}, moment="", timeline=())
+    found = device_memory(program, 0, peak, stack, 80 * GIB)
+    assert "fragmentation" not in found.parts
+
+
+def test_buffers_of_collectives_wait_where_a_forward_follows_a_backward() -> None:
+    stack = replace(STACK, gather_holes=1.0, pipeline_holes=0.5)
+    peak = Peak(parts={"activations": GIB}, moment="", timeline=())
+    stack = replace(stack, fragmentation=0.0, pipeline_slack=0.0)
+
+    def holes(pp: int, accumulation: int) -> float:
+        plan = Plan(tp=2, pp=pp, zero=0, sequence_parallel=True)
+        program = compile_small(
+            llama(), plan, 2 * pp, accumulation=accumulation, stack=stack
+        ).program
+        memory = device_memory(program, 0, peak, stack, 80 * GIB)
+        return memory.parts.get("fragmentation", 0.0)
+
+    assert holes(1, 1) == 0.0  # the first forward of a step finds every buffer free
+    assert holes(1, 2) == holes(1, 4) > 0.0
+    assert holes(2, 2) == 0.0  # both forwards come before the first backward
 
 
 # -- offload -------------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ def test_runs_without_an_optimizer_get_none() -> None:
 
 def test_a_missing_batch_word_is_an_assumption() -> None:
     assumed = Assumed()
-    words = map_training(replace(ROW, mbs=None), load_stack("nemo"), assumed)
+    words = map_training(replace(ROW, mbs=None), load_stack("megatron-te"), assumed)
     assert "microbatch" not in words
     assert assumed.lines == ["microbatch (not stated)"]
 
@@ -471,3 +471,21 @@ def test_input_errors_are_no_part_of_the_mapping() -> None:
         map_row(replace(ROW, tp=3))
     except InputError:
         pytest.fail("a plan is checked when the run is loaded, not here")
+
+
+def test_gradients_are_as_wide_as_published_recipes_of_the_software_keep_them() -> None:
+    assumed = Assumed()
+    words = map_training(ROW, load_stack("nemo"), assumed)
+    assert words["precision"] == {
+        "compute": "bf16",
+        "grad_accumulate": "bf16",
+        "grad_reduce": "bf16",
+    }
+    assert assumed.lines == ["gradients in bf16 (not stated; stack nemo)"]
+    assert map_training(ROW, load_stack("megatron-te"), assumed)["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(("params", "shard"), [(7.0, 8), (175.0, None)])
+def test_a_shard_group_holds_the_states(params: float, shard: int | None) -> None:
+    row = replace(ROW, zero_stage="", sharding="FSDP+DP", params_b=params, gpu_mem_gb=80.0)
+    assert map_plan(row, load_stack("jax-xla"), Assumed()).get("shard") == shard

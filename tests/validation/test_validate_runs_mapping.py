@@ -35,8 +35,12 @@ def mpt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
 BLOOM = {"family": "bloom", "dropout": 0.1, "attention_dropout": 0.1}
 
 
-def training(sequence: int, precision: str, **batch: int | str) -> dict[str, Any]:
+def training(sequence: int, precision: Any, **batch: int | str) -> dict[str, Any]:
     return {"sequence": sequence, "precision": precision, "optimizer": "adamw", **batch}
+
+
+def bf16_gradients(compute: str) -> dict[str, str]:
+    return {"compute": compute, "grad_accumulate": "bf16", "grad_reduce": "bf16"}
 
 
 LLAMA3_8B = llama(32, 4096, 32, 8, head_dim=128, ffn=14336, vocab=128256)
@@ -210,7 +214,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "nemo",
         None,
         LLAMA3_405B,
-        training(8192, "fp8", global_batch=1536, microbatch=1),
+        training(8192, bf16_gradients("fp8"), global_batch=1536, microbatch=1),
         {
             "preset": "megatron",
             "tp": 4,
@@ -222,7 +226,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "recompute": "none",
             "overlap": {"grad": True, "param": True},
         },
-        ("4 GPUs", "network", "embedding", "zero", "sequence_parallel", "recompute"),
+        ("4 GPUs", "network", "embedding", "zero", "sequence_parallel", "recompute", "gradients"),
     ),
     "neusight_labels-0012": (
         "1x1 mi250x",
@@ -247,7 +251,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "nemo",
         None,
         gpt(96, 12288, 96, kv_heads=96, head_dim=128, vocab=51200),
-        training(2048, "bf16", global_batch=512, microbatch=1),
+        training(2048, bf16_gradients("bf16"), global_batch=512, microbatch=1),
         {
             "preset": "megatron",
             "tp": 4,
@@ -258,7 +262,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "recompute": "none",
             "overlap": {"grad": True, "param": True},
         },
-        ("network", "zero", "sequence_parallel", "recompute"),
+        ("network", "zero", "sequence_parallel", "recompute", "gradients"),
     ),
     "oneflow_dlperf-0011": (
         "1x8 v100-sxm-16gb",

@@ -21,6 +21,9 @@ from foretrain.units import dtype_bytes
 #: larger micro-batch wins back at most about this share of the computation (docs/explain/costs.md).
 BATCH_EFFICIENCY = 0.15
 
+#: How far a knob is turned at once: twice, and where the run does not fit up to eight times.
+FACTORS = (2, 4, 8)
+
 #: The kind of all changes that are no setting of the run.
 WHAT_IF = "what if"
 
@@ -94,6 +97,11 @@ def changed_plan(run: RunSpec, **changes: Any) -> RunSpec:
     return replace(run, plan=plan, model=model)
 
 
+def _factors(result: Result) -> tuple[int, ...]:
+    """Returns how far knobs that free memory are turned."""
+    return FACTORS[:1] if result.fits else FACTORS
+
+
 def _valid(run: RunSpec) -> bool:
     numbers = Numbers(
         num_devices=run.cluster.world_size,
@@ -126,6 +134,11 @@ def _grows(run: RunSpec, result: Result, *more: str) -> float:
     return _share(result, *words, *more)
 
 
+def _left_over(factor: float) -> float:
+    """Returns the share that dividing by `factor` frees at most; a tenth is not divided."""
+    return 0.9 * (1 - 1 / factor)
+
+
 def _recompute(run: RunSpec, result: Result) -> list[Candidate]:
     now, parts = run.plan.recompute.mode, result.time_parts
     activations = _share(result, "activation")
@@ -154,7 +167,8 @@ def _microbatch(run: RunSpec, result: Result) -> list[Candidate]:
     larger = parts.host + BATCH_EFFICIENCY * parts.compute + _exposed(result, "dp")
     smaller = (parts.bubble + parts.wait) / 2
     found: list[Candidate] = []
-    for other, saves, frees in ((2 * size, larger, -activations), (size // 2, smaller, 0.5)):
+    less = [(size // n, smaller, 1 - 1 / n) for n in _factors(result)]
+    for other, saves, frees in ((2 * size, larger, -activations), *less):
         training = replace(run.training, microbatch=other)
         found.append(
             Candidate(
@@ -176,7 +190,7 @@ def _zero(run: RunSpec, result: Result) -> list[Candidate]:
         return []
     states = _share(result, "weight", "grad", "master", "moment", "optimizer")
     found: list[Candidate] = []
-    for step in (-1, 1):
+    for step in (-1, *((1,) if result.fits else (1, 2, 3))):
         i = stages.index(plan.zero) + step
         if not 0 <= i < len(stages):
             continue
@@ -188,7 +202,7 @@ def _zero(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, zero=stages[i]),
                 changes={"plan.zero": stages[i]},
                 saves_s=saves,
-                frees=step * states / 2,
+                frees=min(step * states / 2, states),
             )
         )
     return found
@@ -197,7 +211,7 @@ def _zero(run: RunSpec, result: Result) -> list[Candidate]:
 def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
     plan, parts = run.plan, result.time_parts
     found: list[Candidate] = []
-    for tp in (plan.tp // 2, 2 * plan.tp):
+    for tp in (plan.tp // 2, *(n * plan.tp for n in _factors(result))):
         if tp < 1:
             continue
         up = tp > plan.tp
@@ -218,7 +232,9 @@ def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, **changes, dp=None),
                 changes=_paths(changes, run),
                 saves_s=saves,
-                frees=0.45 if up else -_grows(run, result, "activation", "logit"),
+                frees=_left_over(tp / plan.tp)
+                if up
+                else -_grows(run, result, "activation", "logit"),
             )
         )
     return found
@@ -229,7 +245,7 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
     if plan.stages is not None or isinstance(plan.in_flight, tuple):
         return []
     found: list[Candidate] = []
-    for pp in (plan.pp // 2, 2 * plan.pp):
+    for pp in (plan.pp // 2, *(n * plan.pp for n in _factors(result))):
         if pp < 1:
             continue
         up = pp > plan.pp
@@ -245,7 +261,9 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, **changes, dp=None),
                 changes=_paths(changes, run),
                 saves_s=saves,
-                frees=0.45 * _grows(run, result) if up else -_grows(run, result),
+                frees=_left_over(pp / plan.pp) * _grows(run, result)
+                if up
+                else -_grows(run, result),
             )
         )
     return found

@@ -58,8 +58,7 @@ def find_levers(
             rest = [c for c in options if c.frees > LEAST_FREED and c not in search.tried]
             search.try_all(sorted(rest, key=lambda c: -c.frees))
     else:
-        helpful = [c for c in options if c.frees > 0]
-        search.try_all(sorted(helpful, key=lambda c: -c.frees))
+        search.try_kinds([c for c in options if c.frees > 0])
     return _ranked(search.levers, fits=result.fits)
 
 
@@ -122,6 +121,26 @@ class _Search:
             if short is not None:
                 step = self.correction * _continued(found, short, _microbatches(candidate.run))
             self.levers.append((candidate, self._lever(candidate, found, step)))
+
+    def try_kinds(self, options: Sequence[Candidate]) -> None:
+        """Predicts of each kind the smallest change that may fit, and larger ones until one does.
+
+        Kinds that cost least by their bounds come first.
+        """
+        memory = self.result.memory
+        needed = 1 - memory.usable_bytes / memory.device_used_bytes
+        ladders: dict[str, list[Candidate]] = {}
+        for candidate in sorted(options, key=lambda c: c.frees):
+            ladders.setdefault(candidate.kind, []).append(candidate)
+        waiting = [
+            [c for c in ladder if c.frees >= needed] or ladder[-1:] for ladder in ladders.values()
+        ]
+        while waiting:
+            waiting.sort(key=lambda ladder: -ladder[0].saves_s)
+            for ladder in waiting:
+                self.try_all([ladder.pop(0)])
+            done = {c.kind for c, lever in self.levers if lever.fits_after}
+            waiting = [ladder for ladder in waiting if ladder and ladder[0].kind not in done]
 
     def _lever(self, candidate: Candidate, found: Result, step: float) -> Lever:
         before = self.result

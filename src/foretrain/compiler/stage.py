@@ -52,7 +52,7 @@ def build_entries(context: StageContext) -> BuiltStage:
     return BuiltStage(
         entries=tuple(launches.entries),
         persistent=moved_off(context, persistent_bytes(context)),
-        flat_step_bytes=flat,
+        flat_step_bytes=max(flat, weights.flat_gather_bytes()),
         host_bytes=host_bytes(context),
     )
 

@@ -163,11 +163,31 @@ class WeightTraffic:
         c = self.launches.context
         if c.tree.runtime.overlap_param:
             return
-        for group in merge(group for unit in c.units() for group in unit.groups):
-            for step in group.publish(c.mesh):
-                self._publish(step, "all", after=(run,))
+        copies = 2.0 * c.precision.bytes("weight") if c.stack.flat_gather else 0.0
+        for step in self._gathers_after():
+            size = copies * step.elements
+            self._publish(step, "all", after=(run,), size=size)
 
-    def _publish(self, step: Redistribution, path: str, after: Sequence[int] = ()) -> int:
+    def flat_gather_bytes(self) -> float:
+        """Returns the bytes of the one buffer that all new weights of a rank are gathered in.
+
+        The other copy is a buffer for each rank of the group, which freed activations make room
+        for.
+        """
+        c = self.launches.context
+        if not c.stack.flat_gather or c.tree.runtime.overlap_param:
+            return 0.0
+        return sum(step.elements for step in self._gathers_after()) * c.precision.bytes("weight")
+
+    def _gathers_after(self) -> list[Redistribution]:
+        c = self.launches.context
+        groups = merge(group for unit in c.units() for group in unit.groups)
+        return [step for group in groups for step in group.publish(c.mesh)]
+
+    def _publish(
+        self, step: Redistribution, path: str, after: Sequence[int] = (), size: float = 0.0
+    ) -> int:
+        """Gathers updated weights; `size` bytes are copies of them that live that long."""
         precision = self.launches.context.precision
         return self.launches.collective(
             step,
@@ -176,4 +196,6 @@ class WeightTraffic:
             label=f"{path} updated weights",
             stream="gather",
             after=after,
+            delta_start={"optimizer step": size} if size else None,
+            delta_end={"optimizer step": -size} if size else None,
         )

@@ -118,7 +118,7 @@ def _divide_layers(plan: Plan, model: Model, stack: Stack, lines: list[str]) -> 
     divides = stack.stage_split == "by_cost" and plan.interleave == 1
     if not divides or plan.stages is not None or not isinstance(model, ModelSpec):
         return plan
-    if not 1 < plan.pp < model.layers:
+    if not 1 < plan.pp <= model.layers:
         return plan
     stages = stages_by_cost(model, plan.pp)
     lines.append(f"stages = {list(stages)} (stack {stack.name} divides layers by their cost)")

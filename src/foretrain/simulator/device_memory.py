@@ -96,54 +96,76 @@ def _between(rank_class: RankClass, peak: Peak, stack: Stack, allocated: float) 
     are born and die between each other.
     """
     holes = stack.fragmentation * allocated
-    if _micro_batches_alive(rank_class) > 1:
+    if _alive(rank_class) > 1:
         holes += stack.pipeline_slack * peak.parts.get("activations", 0.0)
     return holes
 
 
 def _spare(program: Program, index: int, peak: Peak, stack: Stack, allocated: float) -> float:
     """Bytes of free blocks: buffers of gathered units that differ in size, gathered activations."""
-    spare = _holes(program, index, stack)
+    spare = _waiting(program, index, stack)
     if "gathered weights" in peak.parts:
         spare += stack.gather_slack * allocated
     return spare
 
 
-def _holes(program: Program, index: int, stack: Stack) -> float:
-    """Bytes of the holes that gathered activations leave in the memory of the allocator.
+def _waiting(program: Program, index: int, stack: Stack) -> float:
+    """Bytes of freed buffers of whole activations that a forward does not use again.
 
-    The buffer of a layer is freed, the tensors that the layer keeps are put into it, and the next
-    layer needs a fresh one. Later micro-batches of a pipeline fill these holes.
+    A block that a collective on another stream has read is free once the device has passed it. The
+    host runs ahead of the device in a backward: the forward that follows finds none of them back
+    and takes fresh blocks; the first forwards of a step do. Where more micro-batches are in flight,
+    smaller tensors that are stored split the freed blocks; those that are larger than all else
+    that is stored are used again as they are.
     """
     rank_class = program.classes[index]
-    if not stack.gather_holes or _micro_batches_alive(rank_class) > 1:
+    if not stack.gather_holes or not _forward_after_backward(rank_class):
         return 0.0
-    return _gathered_bytes(program, rank_class)
+    whole, largest, stored = _gathered(program, rank_class)
+    alive = _alive(rank_class)
+    if alive == 1:
+        return stack.gather_holes * whole
+    return stack.pipeline_holes * alive * whole if stored > largest else 0.0
 
 
-def _micro_batches_alive(rank_class: RankClass) -> int:
-    """The most forwards of one chunk that wait for their backward."""
-    alive = most = 0
-    for entry in rank_class.entries:
-        if isinstance(entry, Run) and entry.chunk == 0 and entry.slot in "FB":
-            starts = entry.slot == "F"
-            alive += 1 if starts else -1
-            most = max(most, alive)
+def _forward_after_backward(rank_class: RankClass) -> bool:
+    """Whether some forward of a step follows a backward."""
+    slots = [entry.slot for entry in rank_class.entries if isinstance(entry, Run)]
+    return "B" in slots and "F" in slots[slots.index("B") :]
+
+
+def _alive(rank_class: RankClass) -> int:
+    """The most micro-batches of one chunk whose forward has begun and whose backward has not ended.
+
+    A pass may be one entry, or one for every unit.
+    """
+    runs = [entry for entry in rank_class.entries if isinstance(entry, Run) and entry.chunk == 0]
+    last = {run.microbatch: i for i, run in enumerate(runs) if run.slot == "B"}
+    alive: set[int] = set()
+    most = 0
+    for i, run in enumerate(runs):
+        if run.slot == "F":
+            alive.add(run.microbatch)
+            most = max(most, len(alive))
+        elif run.slot == "B" and last[run.microbatch] == i:
+            alive.discard(run.microbatch)
     return most
 
 
-def _gathered_bytes(program: Program, rank_class: RankClass) -> float:
-    """Bytes of all activations that the forward of one micro-batch gathers over tp."""
-    total = 0.0
+def _gathered(program: Program, rank_class: RankClass) -> tuple[float, float, float]:
+    """Bytes that one forward gathers over tp, of the largest gather, and the largest stored."""
+    total = largest = stored = 0.0
     for entry in rank_class.entries:
         if isinstance(entry, Run) and entry.slot == "F" and entry.microbatch == 0:
             for segment in entry.segments:
                 for item in program.segments[segment].items:
+                    stored = max(stored, item.delta.get("activations", 0.0))
                     event = program.events[item.event]
                     gathers = isinstance(event, CommEvent) and event.collective == "all_gather"
                     if gathers and item.category == "tp":
                         total += event.bytes
-    return total
+                        largest = max(largest, event.bytes)
+    return total, largest, stored
 
 
 def process_groups(mesh: Mesh) -> int:

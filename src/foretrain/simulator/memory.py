@@ -117,7 +117,7 @@ def memory_peak(
         parts={part: value for part, value in best.items() if abs(value) > 0.5},
         moment=moment,
         timeline=tuple(timeline),
-        in_step=moment.startswith(_STEP),
+        in_step=moment.startswith(_STEP) or best.get(_STEP, 0.0) > 0.0,
     )
 
 

@@ -233,13 +233,15 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
         offload=plan.offload,
-        staged_buckets=_staged_buckets(plan),
+        staged_buckets=_staged_buckets(plan, stack),
         overlap_tables=choose(plan.overlap.tables, default=True),
     )
 
 
-def _staged_buckets(plan: Plan) -> float:
+def _staged_buckets(plan: Plan, stack: Stack) -> float:
     """DDP keeps its buckets beside the gradients; DeepSpeed copies them to one at a time."""
+    if stack.ddp_buckets and not plan.zero:
+        return inf
     return {"ddp": inf, "deepspeed": 1.0}.get(plan.preset, 0.0)
 
 

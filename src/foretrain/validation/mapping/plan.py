@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from foretrain.stack import Stack
@@ -11,6 +12,8 @@ from foretrain.strategy.choices import even_stages
 from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
 from foretrain.validation.rows import Row
 
+#: Bytes of model states per parameter: what a group of ranks has to hold at least.
+STATE_BYTES = 16.0
 #: Frameworks whose model-parallel degrees are 1 unless stated.
 _SHARDING_ONLY = ("fsdp", "ddp", "plain")
 
@@ -132,6 +135,9 @@ def _shard_size(row: Row, assumed: Assumed) -> int | None:
         return int(size)
     if has_word(text, "hsdp", "fsdp+dp"):
         node = min(row.gpus_per_node or 8, row.n_gpus or 8)
+        if STATE_BYTES * (row.params_b or 0.0) / node > (row.gpu_mem_gb or inf):
+            assumed.add("shard = all ranks (not stated; the states do not fit one node)")
+            return None
         assumed.add(f"shard = {node}, one node (the group is not stated)")
         return node
     return None

@@ -23,7 +23,7 @@ def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         raise Unsupported("neither global batch nor micro-batch is stated")
     section: dict[str, Any] = {
         "sequence": row.seq_len,
-        "precision": map_precision(row, stack, assumed),
+        "precision": _with_gradients(map_precision(row, stack, assumed), stack, assumed),
         "optimizer": map_optimizer(row),
     }
     if row.gbs:
@@ -39,6 +39,15 @@ def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     elif not row.mbs and not row.ga_steps:
         assumed.add("microbatch (not stated)")
     return section
+
+
+def _with_gradients(word: str, stack: Stack, assumed: Assumed) -> str | dict[str, str]:
+    """The precision, with the dtype that published recipes of the software keep gradients in."""
+    dtype = stack.defaults.get("gradients")
+    if dtype is None or word not in ("bf16", "fp8", "mxfp8", "nvfp4"):
+        return word
+    assumed.add(f"gradients in {dtype} (not stated; stack {stack.name})")
+    return {"compute": word, "grad_accumulate": str(dtype), "grad_reduce": str(dtype)}
 
 
 def _check_task(row: Row) -> None:
