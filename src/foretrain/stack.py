@@ -56,6 +56,8 @@ class Stack:
     fp8_saved: bool = False  # linear layers keep their input in FP8 for backward
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
+    whole_gradients: bool = False  # DDP without ZeRO; with ZeRO-1 one all-reduce of all gradients
+    checked_collectives: bool = False  # ranks compare notes before each one (step.toml)
     sparse_exchange: bool = False  # of row-wise tables only sums that are not empty are sent
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])

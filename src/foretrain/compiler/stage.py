@@ -381,12 +381,14 @@ class _Writer:
             waits = tuple(after) or self._last_run()
             self.weights.publish_after(host_step(self.launches, waits))
             return
+        clipped = kept if c.stack.whole_gradients else elements
         if c.stack.grad_norm:
-            norm = self._run_segment(norm_segment(c.table, elements, c.precision), after)
+            norm = self._run_segment(norm_segment(c.table, clipped, c.precision), after)
             after = [self._norm_all_reduce(norm)]
         update = update_segment(
-            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes()
-        )
+            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes(),
+            clipped=clipped,
+        )  # fmt: skip
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
         self.weights.publish_after(run)
 

@@ -120,7 +120,7 @@ class WeightTraffic:
         self.first_bucket_done = True
         self.pending = []
         for group in groups:
-            for step in group.reduce_step(c.mesh):
+            for step in self._reduce_step(group):
                 self.reductions.append(
                     self.launches.collective(
                         step,
@@ -139,10 +139,14 @@ class WeightTraffic:
             return 1
         return max(1, ceil(num_bytes / limit - 1e-9))
 
+    def _reduce_step(self, group: WeightGroup) -> tuple[Redistribution, ...]:
+        c = self.launches.context
+        if c.stack.whole_gradients and not group.signature.accumulated:
+            return group.reduce_whole(c.mesh)
+        return group.reduce_step(c.mesh)
+
     def _reduces_data(self, group: WeightGroup) -> bool:
-        return any(
-            family(s.axes[0]) == "data" for s in group.reduce_step(self.launches.context.mesh)
-        )
+        return any(family(step.axes[0]) == "data" for step in self._reduce_step(group))
 
     def publish_before(self) -> None:
         """With overlapped parameter gathering: last step's updated weights arrive per unit."""

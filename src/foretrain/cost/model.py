@@ -71,7 +71,7 @@ class CostModel:
         value = _array([a.value_s for a in answers])
         factor = _array([a.factor for a in answers])
         host = [
-            host_seconds(event, answer.kernels, self.stack)
+            host_seconds(event, answer.kernels, self.stack, self.cluster.devices_per_node)
             for event, answer in zip(events, answers, strict=True)
         ]
         return Prices(

@@ -70,10 +70,12 @@ def predict_mapped(item: Mapped) -> Prediction | Failure:
 
 
 def run_of(item: Mapped) -> RunSpec:
-    """Returns the run of a mapped row, with the attention kernels that its source states."""
+    """Returns the run of a mapped row, with the kernels and checks of its source."""
     run = load_run(item.run)
     if item.attention is not None and item.attention != run.stack.attention:
         run = replace(run, stack=replace(run.stack, attention=item.attention))
+    if item.checked:
+        run = replace(run, stack=replace(run.stack, checked_collectives=True))
     return run
 
 

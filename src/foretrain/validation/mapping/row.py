@@ -29,7 +29,7 @@ from foretrain.validation.mapping.recsys import (
     map_rec_stack,
     map_rec_training,
 )
-from foretrain.validation.mapping.stack import map_attention, map_stack
+from foretrain.validation.mapping.stack import map_attention, map_checks, map_stack
 from foretrain.validation.mapping.training import map_training
 from foretrain.validation.mapping.vision import (
     is_convnet,
@@ -54,17 +54,18 @@ from foretrain.validation.rows import Row
 class Mapped:
     """A run file's content, and what it does not hold: the attention kernel as the source says.
 
-    `assumed` lists what the source does not state.
+    `assumed` lists what the source does not state; `checked`: so were all collectives.
     """
 
     run: Mapping[str, Any]
     attention: str | None
     assumed: tuple[str, ...]
+    checked: bool = False
 
     @property
     def key(self) -> str:
         """Returns a text that is equal for equal runs."""
-        return json.dumps([self.run, self.attention], sort_keys=True)
+        return json.dumps([self.run, self.attention, self.checked], sort_keys=True)
 
 
 def map_row(row: Row) -> Mapped:
@@ -104,7 +105,8 @@ def map_row(row: Row) -> Mapped:
         "stack": stack.name,
     }
     attention = map_attention(row) or ("unfused" if bert else None)
-    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines))
+    checked = map_checks(row, assumed)
+    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines), checked=checked)
 
 
 def _map_vit(row: Row) -> Mapped:
