@@ -48,7 +48,8 @@ def _check_us(ranks: Sequence[int], devices_per_node: int) -> float:
     step = load("step")
     near = sum(rank // devices_per_node == ranks[0] // devices_per_node for rank in ranks) - 1
     far = len(ranks) - 1 - near
-    return near * float(step["check_near_us"]) + far * float(step["check_far_us"])
+    apart = near * float(step["check_near_us"]) + far * float(step["check_far_us"])
+    return float(step["check_base_us"]) + apart
 
 
 def _op_us(event: ComputeEvent, stack: Stack) -> float:
