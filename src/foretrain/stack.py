@@ -57,6 +57,8 @@ class Stack:
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
     whole_gradients: bool = False  # DDP without ZeRO; with ZeRO-1 one all-reduce of all gradients
+    kernel_factor: float = 1.0  # time of kernels over that with the libraries of the tables
+    zero_gather_us: float = 0.0  # host time per weight and rank to take gathered weights apart
     checked_collectives: bool = False  # ranks compare notes before each one (step.toml)
     sparse_exchange: bool = False  # of row-wise tables only sums that are not empty are sent
     channels_last: bool = False  # feature maps; else convolutions on tensor cores transpose them

@@ -105,6 +105,23 @@ def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segm
     return Segment(name="gradient norm", items=(item,))
 
 
+def parts_segment(table: EventTable, elements: int, copies: int, precision: Precision) -> Segment:
+    """Returns the copies of gathered weights from flat buffers to their places, one by one.
+
+    Each is flattened by its owner before, and read and written again: four passes.
+    """
+    event = ComputeEvent(
+        op="weight_parts",
+        direction="optimizer",
+        dtype=precision.weight,
+        shape=(("params", float(elements)), ("copies", float(copies))),
+        flops=0.0,
+        bytes=4.0 * precision.bytes("weight") * elements,
+    )
+    item = Item(label="gathered weights apart", event=table.intern(event), category="optimizer")
+    return Segment(name="gathered weights", items=(item,))
+
+
 def update_segment(
     table: EventTable,
     optimizer: str,

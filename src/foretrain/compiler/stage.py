@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from foretrain.compiler.launches import LaunchList, Piece, StageContext, Tie
 from foretrain.compiler.offload import host_bytes, host_step, moved_off
-from foretrain.compiler.optimizer import norm_segment, update_segment
+from foretrain.compiler.optimizer import norm_segment, parts_segment, update_segment
 from foretrain.compiler.parameters import merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
@@ -390,7 +390,13 @@ class _Writer:
             clipped=clipped,
         )  # fmt: skip
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
-        self.weights.publish_after(run)
+        gathers = self.weights.publish_after(run)
+        if gathers and c.stack.zero_gather_us:
+            ranks = max(c.mesh.size(group.signature.master) for group in groups)
+            weights = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)
+            whole = sum(group.elements for group in groups)
+            segment = parts_segment(c.table, whole, ranks * weights, c.precision)
+            self._run_segment(segment, gathers)
 
     def _last_run(self) -> tuple[int, ...]:
         """The handle of the last computation."""

@@ -162,14 +162,19 @@ class WeightTraffic:
             if handles:
                 self.ready[id(unit)] = handles
 
-    def publish_after(self, run: int) -> None:
-        """Without overlap: gathers the updated weights once the update is done."""
+    def publish_after(self, run: int) -> list[int]:
+        """Gathers the updated weights once the update is done, unless that overlaps.
+
+        Returns the gathers.
+        """
         c = self.launches.context
         if c.tree.runtime.overlap_param:
-            return
-        for group in merge(group for unit in c.units() for group in unit.groups):
-            for step in group.publish(c.mesh):
-                self._publish(step, "all", after=(run,))
+            return []
+        return [
+            self._publish(step, "all", after=(run,))
+            for group in merge(group for unit in c.units() for group in unit.groups)
+            for step in group.publish(c.mesh)
+        ]
 
     def _publish(self, step: Redistribution, path: str, after: Sequence[int] = ()) -> int:
         precision = self.launches.context.precision

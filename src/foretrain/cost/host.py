@@ -53,6 +53,8 @@ def _check_us(ranks: Sequence[int], devices_per_node: int) -> float:
 
 
 def _op_us(event: ComputeEvent, stack: Stack) -> float:
+    if event.op == "weight_parts":
+        return event.get("copies") * stack.zero_gather_us
     if event.direction != "forward" and f"{event.op}_backward" in stack.host_op_us_by:
         return stack.host_op_us_by[f"{event.op}_backward"]
     return stack.host_op_us_by.get(event.op, stack.host_op_us)

@@ -137,7 +137,8 @@ class CostModel:
             answers = provide(group, self._machine)
             if self._machine.warm:
                 slowest = straggler_factor(self.cluster.world_size)
-                answers = [_in_step(answer, slowest) for answer in answers]
+                factor = slowest * self.stack.kernel_factor
+                answers = [_in_step(answer, factor) for answer in answers]
             self._known.update(zip(group, answers, strict=True))
 
 
