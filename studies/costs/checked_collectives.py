@@ -6,7 +6,7 @@ With TORCH_DISTRIBUTED_DEBUG=DETAIL every collective waits for a monitored barri
 which the first rank hears and answers the others one by one, and for two gathers of what each is
 about to do (pytorch, torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp, runCollectiveChecks).
 The time does not depend on the size of the collective. Pipelines of the Ultra-Scale Playbook over
-several nodes ran so (docs/explain/costs.md). With small micro-batches the host is what they wait for:
+several nodes ran so (docs/explain/costs.md). With small micro-batches they wait for the host:
 
     step / (micro-batches + stages - 1)
         = layers of the fullest stage x (host time of a layer + 10 collectives x check)

@@ -10,8 +10,8 @@ and four H100 nodes of AWS, where a layer waits for ten gathers and scatters per
 
 S: the bytes of the activations, B: e_ring x 8 x 50 GB/s, work: the FLOP of the layer at WORK of the
 peak. Rows without a pipeline, of up to 128 devices (of those with 512 some were checked,
-checked_collectives.py) with micro-batches of 1 and 2 samples. The constant is the median of the rows
-of 1B and 3B; those of 8B and 80B are not in the fit.
+checked_collectives.py) with micro-batches of 1 and 2 samples. The constant is the median of the
+rows of 1B and 3B; those of 8B and 80B are not in the fit.
 """
 
 from __future__ import annotations
