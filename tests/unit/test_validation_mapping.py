@@ -52,6 +52,18 @@ ROW = Row(
 )
 
 
+def test_pipelines_of_the_playbook_over_nodes_ran_with_checked_collectives() -> None:
+    row = replace(ROW, family="ultrascale_playbook", framework="nanotron", n_gpus=16, tp=2, dp=4)
+    checked = map_row(replace(row, pp=2))
+    assert checked.checked
+    assert any(line.startswith("collectives checked") for line in checked.assumed)
+    plain = map_row(replace(row, pp=1, dp=8))
+    assert not plain.checked
+    assert not map_row(replace(row, pp=2, n_gpus=8, dp=2)).checked
+    assert not map_row(replace(row, pp=2, family="made")).checked
+    assert checked.key != replace(checked, checked=False).key
+
+
 def test_a_row_that_states_everything_needs_no_assumption() -> None:
     mapped = map_row(ROW)
     assert mapped.assumed == ()

@@ -322,7 +322,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             "recompute": "none",
             "overlap": {"tp": True},
         },
-        ("layers",),
+        ("layers", "collectives checked"),
     ),
     "vtrain_groundtruth-1127": (
         "1x8 a100-sxm-80gb",

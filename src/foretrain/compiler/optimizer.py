@@ -105,6 +105,23 @@ def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segm
     return Segment(name="gradient norm", items=(item,))
 
 
+def parts_segment(table: EventTable, elements: int, copies: int, precision: Precision) -> Segment:
+    """Returns the copies of gathered weights from flat buffers to their places, one by one.
+
+    Each is flattened by its owner before, and read and written again: four passes.
+    """
+    event = ComputeEvent(
+        op="weight_parts",
+        direction="optimizer",
+        dtype=precision.weight,
+        shape=(("params", float(elements)), ("copies", float(copies))),
+        flops=0.0,
+        bytes=4.0 * precision.bytes("weight") * elements,
+    )
+    item = Item(label="gathered weights apart", event=table.intern(event), category="optimizer")
+    return Segment(name="gathered weights", items=(item,))
+
+
 def update_segment(
     table: EventTable,
     optimizer: str,
@@ -113,19 +130,22 @@ def update_segment(
     precision: Precision,
     factored: float = 1.0,
     step_bytes: float = 0.0,
+    *,
+    clipped: int | None = None,
 ) -> Segment:
     """Returns the work on `elements` parameters and on `gradients` kept elements.
 
     With fp16 the gradients are unscaled and checked for overflow in a pass of their own; weights
     are refreshed from the master copy by a separate multi-tensor copy. `step_bytes` per parameter
-    live only during the update.
+    live only during the update. `clipped` gradients are scaled; None: those of the update.
     """
+    scaled = elements if clipped is None else clipped
     size = precision.bytes("grad_accumulate")
     flops = OPTIMIZERS[optimizer].flops
     unscale = 2.0 * size * elements if precision.compute == "fp16" else 0.0
     events = (
         ("unscale", "grad_clip", unscale, 1.0 * elements, elements),
-        ("clip", "grad_clip", 2.0 * size * elements, 1.0 * elements, elements),
+        ("clip", "grad_clip", 2.0 * size * scaled, 1.0 * scaled, scaled),
         (
             f"{optimizer} update",
             "optimizer",

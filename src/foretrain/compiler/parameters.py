@@ -60,6 +60,10 @@ class WeightGroup:
         source = layout({FLAT: sig.accumulated}, left)
         return redistribute(source, layout({FLAT: sig.master}), self.elements, mesh)
 
+    def reduce_whole(self, mesh: Mesh) -> tuple[Redistribution, ...]:
+        """Returns the reduction once per step where every rank keeps all sums, ZeRO or not."""
+        return redistribute(layout({}, self.signature.partial), REPLICATED, self.elements, mesh)
+
     def publish(self, mesh: Mesh) -> tuple[Redistribution, ...]:
         """Returns what turns updated master shards into stored weights after the optimizer."""
         sig = self.signature

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from foretrain.compiler.launches import LaunchList, Piece, StageContext, Tie
 from foretrain.compiler.offload import host_bytes, host_step, moved_off
-from foretrain.compiler.optimizer import norm_segment, update_segment
+from foretrain.compiler.optimizer import norm_segment, parts_segment, update_segment
 from foretrain.compiler.parameters import Unit, merge
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
@@ -389,14 +389,22 @@ class _Writer:
             waits = tuple(after) or self._last_run()
             self.weights.publish_after(host_step(self.launches, waits))
             return
+        clipped = kept if c.stack.whole_gradients else elements
         if c.stack.grad_norm:
-            norm = self._run_segment(norm_segment(c.table, elements, c.precision), after)
+            norm = self._run_segment(norm_segment(c.table, clipped, c.precision), after)
             after = [self._norm_all_reduce(norm)]
         update = update_segment(
-            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes()
-        )
+            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes(),
+            clipped=clipped,
+        )  # fmt: skip
         run = self._run_segment(update, after, sync=c.stack.grad_norm)
-        self.weights.publish_after(run)
+        gathers = self.weights.publish_after(run)
+        if gathers and c.stack.zero_gather_us:
+            ranks = max(c.mesh.size(group.signature.master) for group in groups)
+            weights = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)
+            whole = sum(group.elements for group in groups)
+            segment = parts_segment(c.table, whole, ranks * weights, c.precision)
+            self._run_segment(segment, gathers)
 
     def _last_run(self) -> tuple[int, ...]:
         """The handle of the last computation."""

@@ -120,7 +120,7 @@ class WeightTraffic:
         self.first_bucket_done = True
         self.pending = []
         for group in groups:
-            for step in group.reduce_step(c.mesh):
+            for step in self._reduce_step(group):
                 self.reductions.append(
                     self.launches.collective(
                         step,
@@ -139,10 +139,14 @@ class WeightTraffic:
             return 1
         return max(1, ceil(num_bytes / limit - 1e-9))
 
+    def _reduce_step(self, group: WeightGroup) -> tuple[Redistribution, ...]:
+        c = self.launches.context
+        if c.stack.whole_gradients and not group.signature.accumulated:
+            return group.reduce_whole(c.mesh)
+        return group.reduce_step(c.mesh)
+
     def _reduces_data(self, group: WeightGroup) -> bool:
-        return any(
-            family(s.axes[0]) == "data" for s in group.reduce_step(self.launches.context.mesh)
-        )
+        return any(family(step.axes[0]) == "data" for step in self._reduce_step(group))
 
     def publish_before(self) -> None:
         """With overlapped parameter gathering: last step's updated weights arrive per unit."""
@@ -158,15 +162,19 @@ class WeightTraffic:
             if handles:
                 self.ready[id(unit)] = handles
 
-    def publish_after(self, run: int) -> None:
-        """Without overlap: gathers the updated weights once the update is done."""
+    def publish_after(self, run: int) -> list[int]:
+        """Gathers the updated weights once the update is done, unless that overlaps.
+
+        Returns the gathers.
+        """
         c = self.launches.context
         if c.tree.runtime.overlap_param:
-            return
+            return []
         copies = 2.0 * c.precision.bytes("weight") if c.stack.flat_gather else 0.0
-        for step in self._gathers_after():
-            size = copies * step.elements
-            self._publish(step, "all", after=(run,), size=size)
+        return [
+            self._publish(step, "all", after=(run,), size=copies * step.elements)
+            for step in self._gathers_after()
+        ]
 
     def flat_gather_bytes(self) -> float:
         """Returns the bytes of the one buffer that all new weights of a rank are gathered in.

@@ -71,7 +71,7 @@ class CostModel:
         value = _array([a.value_s for a in answers])
         factor = _array([a.factor for a in answers])
         host = [
-            host_seconds(event, answer.kernels, self.stack)
+            host_seconds(event, answer.kernels, self.stack, self.cluster.devices_per_node)
             for event, answer in zip(events, answers, strict=True)
         ]
         return Prices(
@@ -139,7 +139,8 @@ class CostModel:
             answers = provide(group, self._machine)
             if self._machine.warm:
                 slowest = straggler_factor(self.cluster.world_size)
-                answers = [_in_step(answer, slowest) for answer in answers]
+                factor = slowest * self.stack.kernel_factor
+                answers = [_in_step(answer, factor) for answer in answers]
             self._known.update(zip(group, answers, strict=True))
 
 

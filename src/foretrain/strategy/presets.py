@@ -209,7 +209,8 @@ def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
 
 def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
     """The overlap and bucket defaults of the preset, unless the plan states them."""
-    overlapping = plan.preset in ("ddp", "dlrm", "fsdp", "deepspeed")
+    unsharded = stack.whole_gradients and not plan.zero
+    overlapping = unsharded or plan.preset in ("ddp", "dlrm", "fsdp", "deepspeed")
 
     def choose(value: bool | None, default: bool) -> bool:
         return default if value is None else value
@@ -224,6 +225,8 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         dp = mesh.size(DATA_AXES)
         usual = max(40e6, 1e6 * dp) * 4 / MIB
         bucket = float(stack.defaults.get("bucket_mib", usual))
+        if stack.whole_gradients and plan.zero:
+            bucket = None  # one all-reduce of the whole buffer
     return Runtime(
         bucket_bytes=None if bucket is None else bucket * MIB,
         first_bucket_bytes=None if first is None else first * MIB,

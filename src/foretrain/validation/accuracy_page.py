@@ -38,8 +38,10 @@ interval (all families: "in band" is in sample), host costs of the Megatron-Deep
 (vtrain_groundtruth), the attention kernel of llm-foundry (two runs), the default stack of preset
 megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090 and V100
 (ResNet-50), stragglers (nvidia_dgxc), element-wise work of the stacks of 2020 (BERT on one GPU of
-DLPerf), the host scale of nanotron (checked on ultrascale_playbook), allocator slack and copies of
-logits (the memory of all families that state a peak).
+DLPerf), the host scale of nanotron (checked on ultrascale_playbook), the rate of its kernels, its
+gather of weights, checked collectives and rings over EFA (its models of 1B and 3B; that its
+pipelines over nodes ran with checks was read off all sizes), allocator slack and copies of logits
+(the memory of all families that state a peak).
 
 ## How to read it
 
@@ -54,8 +56,8 @@ logits (the memory of all families that state a peak).
   *rightly / wrongly / missed / rightly said to fit*.
 - Sources rarely state everything. What had to be assumed is counted below, and listed row by row
   in the JSON form.
-- Rows of `ultrascale_playbook` with an MFU under 5 % are glitches of that cluster: they are
-  predicted and shown apart, and enter no other figure.
+- Rows of `ultrascale_playbook` with an MFU under 5 % are predicted and shown apart, and enter no
+  other figure: many ran with collectives that all ranks check first, some with a fault.
 """
 
 

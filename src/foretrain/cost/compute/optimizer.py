@@ -23,7 +23,7 @@ from foretrain.program import ComputeEvent
 OPS = frozenset(
     {
         "optimizer", "adam", "adamw", "sgd", "grad_norm", "grad_clip", "grad_scale", "zero_grad",
-        "weight_copy",
+        "weight_copy", "weight_parts",
     }
 )  # fmt: skip
 _STEPS = frozenset({"optimizer", "adam", "adamw", "sgd"})
@@ -63,6 +63,8 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
 
 def _launches(event: ComputeEvent, kind: str, rules: dict[str, float]) -> tuple[float, float]:
     """Returns (kernel launches, bytes over those of the fused kernel)."""
+    if event.op == "weight_parts":
+        return event.get("copies"), 1.0
     fused = float(rules["fused_launches"])
     if event.op not in _STEPS or kind == "fused":
         return fused, 1.0

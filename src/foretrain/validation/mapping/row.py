@@ -32,7 +32,7 @@ from foretrain.validation.mapping.recsys import (
     map_rec_stack,
     map_rec_training,
 )
-from foretrain.validation.mapping.stack import map_attention, map_stack
+from foretrain.validation.mapping.stack import map_attention, map_checks, map_stack
 from foretrain.validation.mapping.training import map_training
 from foretrain.validation.mapping.vision import (
     is_convnet,
@@ -58,18 +58,21 @@ class Mapped:
     """A run file's content, and what it does not hold: the attention kernel as the source says.
 
     `assumed` lists what the source does not state. `apart`: the times of blocks that ran one by one
-    were added up, of a model whose vocabulary is not padded (mapping/apart.py).
+    were added up, of a model whose vocabulary is not padded (mapping/apart.py). `checked`: every
+    collective was checked for equal shapes.
     """
 
     run: Mapping[str, Any]
     attention: str | None
     assumed: tuple[str, ...]
     apart: bool = False
+    checked: bool = False
 
     @property
     def key(self) -> str:
         """Returns a text that is equal for equal runs."""
-        return json.dumps([self.run, self.attention, self.apart], sort_keys=True)
+        parts = [self.run, self.attention, self.apart, self.checked]
+        return json.dumps(parts, sort_keys=True)
 
 
 def map_row(row: Row) -> Mapped:
@@ -115,7 +118,13 @@ def map_row(row: Row) -> Mapped:
     apart = is_apart(row)
     if apart:
         plan["recompute"] = map_apart(assumed)
-    return Mapped(run=run, attention=attention, assumed=tuple(assumed.lines), apart=apart)
+    return Mapped(
+        run=run,
+        attention=attention,
+        assumed=tuple(assumed.lines),
+        apart=apart,
+        checked=map_checks(row, assumed),
+    )
 
 
 def _map_vit(row: Row) -> Mapped:

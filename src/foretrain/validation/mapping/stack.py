@@ -83,6 +83,21 @@ def _megatron(row: Row, assumed: Assumed) -> str:
     return "megatron-te" if year >= 2024 else "megatron"
 
 
+def map_checks(row: Row, assumed: Assumed) -> bool:
+    """Returns whether every collective of a row was checked by all its ranks first.
+
+    The Ultra-Scale Playbook ran its pipelines again once they had hung (nanotron,
+    scripts/scaling_benchmarks.py: rows without a pipeline and above a job number are left out), and
+    the run script of that time exports TORCH_DISTRIBUTED_DEBUG=DETAIL (nanotron,
+    examples/moe/run_multinode.sh). The source does not say which rows: docs/explain/costs.md.
+    """
+    over_nodes = (row.n_gpus or 1) > (row.gpus_per_node or 8)
+    checked = row.family == "ultrascale_playbook" and (row.pp or 1) > 1 and over_nodes
+    if checked:
+        assumed.add("collectives checked by all ranks (TORCH_DISTRIBUTED_DEBUG, not stated)")
+    return checked
+
+
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
