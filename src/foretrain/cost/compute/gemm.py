@@ -133,9 +133,9 @@ def column_seconds(
         machine: device, stack, and whether the kernels run within a step.
         constants: an entry of gemm.toml.
     """
-    kernel_dtype = dtype_of(dtype, machine)
+    kernel_dtype = str(constants.get("units", dtype_of(dtype, machine)))
     rules: Mapping[str, float] = load("gemm")["rules"]
-    if kernel_dtype == "tf32":
+    if kernel_dtype == "tf32" and "units" not in constants:
         constants = {**constants, "e_c": float(constants["e_c"]) - rules["tf32_loss"]}
     b, m, n, k = (columns[x] for x in "bmnk")
     size = min(dtype_bytes(dtype), 4.0)

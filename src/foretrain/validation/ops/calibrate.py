@@ -267,7 +267,7 @@ def pricer(outcomes: Sequence[OpOutcome], machine: Machine) -> Callable[[], Arra
                 host_seconds(event, answer.kernels, machine.stack)
                 for event, answer in zip(chosen, answers, strict=True)
             ]
-        floor = np.where(alone, np.add.reduceat(host, starts), 0.0)
-        return np.maximum(np.add.reduceat(seconds, starts), floor)
+        launch = np.where(alone, np.add.reduceat(host, starts), 0.0)
+        return np.add.reduceat(seconds, starts) + launch
 
     return price

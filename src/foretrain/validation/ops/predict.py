@@ -108,11 +108,11 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     return [
         replace(
             outcome,
-            value_s=max(float(value[i]), floor),
-            low_s=max(float(low[i]), floor),
-            high_s=max(float(high[i]), floor),
+            value_s=launch + float(value[i]),
+            low_s=launch + float(low[i]),
+            high_s=launch + float(high[i]),
         )
         for i, outcome in enumerate(outcomes)
-        # a call that is timed alone lasts as long as the host needs to launch it
-        for floor in (float(host[i]) if outcome.row.launch_included else 0.0,)
+        # a call that is timed alone: the device waits for the launch, then runs the kernels
+        for launch in (float(host[i]) if outcome.row.launch_included else 0.0,)
     ]
