@@ -13,12 +13,13 @@ of the errors of the rows that took part, by size class.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+import zlib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from gemm_targets import FAMILIES, HALF, HOST_BOUND, ODD, RULES, SOURCES, TARGETS, UNITS, Target
 
 from foretrain.cost.compute.gemm import alignment_loss, column_seconds
 from foretrain.cost.machine import Machine
@@ -29,63 +30,44 @@ from foretrain.validation.ops.fitting import fit_constants
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "src/foretrain/catalog/calibration"
-#: Constants, where a fit starts, the width of its prior, and bounds. The last one is for low
-#: precision alone: elsewhere no cast precedes the product.
-NAMES = (
-    "e_c", "e_b", "t0_us", "k0", "c", "sigma_us", "beta", "q", "clock", "clock_ms", "cast_bytes",
-)  # fmt: skip
-START = (0.85, 0.80, 2.5, 120.0, 0.5, 2.0, 0.5, 0.7, 0.12, 1.0, 4.0)
-WIDTH = (0.3, 0.3, 0.6, 0.6, 1.0, 0.7, 1.0, 0.5, 0.7, 1.5, 0.7)
-LOW = (0.02, 0.05, 0.2, 1.0, 0.001, 0.01, 0.01, 0.01, 0.001, 0.01, 0.01)
-HIGH = (1.1, 1.1, 200.0, 3000.0, 10.0, 60.0, 20.0, 1.0, 0.6, 300.0, 60.0)
+#: Constants: where a fit starts, the width of its prior, bounds, and the width of the prior where a
+#: table of 30 rows starts from the constants of other devices.
+PRIORS: dict[str, tuple[float, float, float, float, float]] = {
+    "e_c": (0.85, 0.3, 0.02, 1.1, 0.3),
+    "e_b": (0.80, 0.3, 0.05, 1.1, 0.2),
+    "t0_us": (2.5, 0.6, 0.2, 200.0, 0.4),
+    "k0": (120.0, 0.6, 1.0, 3000.0, 0.4),
+    "c": (0.5, 1.0, 0.001, 10.0, 0.4),
+    "sigma_us": (2.0, 0.7, 0.01, 60.0, 0.2),
+    "beta": (0.5, 1.0, 0.01, 20.0, 0.2),
+    "q": (0.7, 0.5, 0.01, 1.0, 0.2),
+    "clock": (0.12, 0.7, 0.001, 0.6, 0.7),
+    "clock_ms": (1.0, 1.5, 0.01, 300.0, 0.7),
+    # low precision: the cast of the activation that a table counts
+    "cast_bytes": (4.0, 0.7, 0.01, 60.0, 0.7),
+    # named kernels of low precision: a cast that works row by row
+    "row_ns": (0.5, 2.0, 0.001, 50.0, 0.7),
+    # kernels with one tile by rule: what a last row of tiles costs that is not full
+    "ragged": (0.3, 1.5, 0.001, 2.0, 0.7),
+    # calls that are launched one by one: the host's time, and more for rows that need padding
+    "host_us": (100.0, 0.7, 1.0, 1000.0, 0.7),
+    "host_odd_us": (20.0, 2.0, 0.1, 1000.0, 0.7),
+}
+BASE = tuple(PRIORS)[:10]
 #: A second start: hard waves of tiles that lose nothing by being small. The cost has two basins.
 SECOND = {"q": 0.9, "c": 0.1}
 LOW_PRECISION = ("fp8", "fp8_block", "nvfp4")
-#: Widths of the prior where a table of 30 rows starts from the constants of other devices.
-PROBE_WIDTH = (0.3, 0.2, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.7, 0.7, 0.7)
-ROWS = 2000
+ROWS = 1200
 SEED = 20240601
-HALF = ("bf16", "fp16", "tf32")
 
 
-@dataclass(frozen=True)
-class Target:
-    """Which devices an entry of a table's device holds for."""
-
-    devices: tuple[str, ...]
-    generations: tuple[str, ...] = ()
-    forms: tuple[str, ...] = ()
-    tiles: str = "basic"
-
-
-TARGETS = {
-    "a100-sxm-80gb": Target(("a100-sxm*", "a800-sxm*"), ("ampere",), ("sxm",)),
-    "h100-sxm": Target(("h100-sxm*", "h200-sxm*", "gh200*", "h800*", "h20"), ("hopper",)),
-    "b200-sxm": Target(("b200*",), ("blackwell",), ("sxm",), "fine"),
-    "b300-sxm": Target(("b300*",), tiles="fine"),
-    "gb200": Target(("gb200*", "gb300*"), tiles="fine"),
-    "rtx-pro-6000": Target(("rtx-pro-6000*",), ("blackwell",), ("pcie",)),
-    "mi300x": Target(("mi300x", "mi325x"), ("cdna3", "cdna4")),
-    "v100-sxm-16gb": Target(("v100-sxm*",), ("volta",)),
-    "v100-pcie-32gb": Target(("v100-pcie*",)),
-    "a100-pcie-40gb": Target(("a100-*", "a800-*"), ("ampere",)),
-    "t4": Target(("t4",), ("turing",)),
-    "p4": Target(("p4",)),
-    "p100-pcie-16gb": Target(("p100*",), ("pascal", "maxwell", "kepler")),
-    "gtx-1080-ti": Target(("gtx-1080-ti", "titan-xp", "titan-x*")),
-    "a40": Target(("a40",)),
-}
-SOURCES = {
-    "aic_gemm": "NVIDIA aiconfigurator 0.12.0",
-    "xla_gemm": "OpenXLA GemmPerfTable",
-    "deepbench_gemm": "baidu-research/DeepBench",
-    "neusight_gemm": "NeuSight",
-    "vidur_gemm": "microsoft/vidur",
-}
+#: The host's time for a call in the stack that prices such tables (pytorch-eager).
+CALL_US = 20.0
 #: Where a table times calls one by one: rows below this are the host's time, not the kernel's.
 HOST_US = 120.0
-#: Kernels that a table runs with launches of its own in the time: no default is made of them.
-ODD = ("torch_bmm", "cutlassfp8blockscaledmmkernel", "flashinferfp8blockscaledmmkernel")
+#: Floor of a kernel where a table's floor is that of the call: the launch is priced apart.
+KERNEL_US = 3.0
+Values = dict[str, float]
 
 
 class Rows:
@@ -101,7 +83,11 @@ class Rows:
         self.columns["out_bytes"] = np.full(len(frame), out)
         self.columns["row"] = self.columns["k"]
         self.loss = alignment_loss(self.columns, dtype, dtype)
-        self.measured = frame.latency_us.to_numpy(float) * 1e-6
+        # a call that is timed alone is the host's launch and the kernel, one after the other
+        called = frame.launch_included.to_numpy(bool)
+        self.measured = (frame.latency_us.to_numpy(float) - called * CALL_US) * 1e-6
+        units = UNITS.get((device, dtype))
+        self.units = {"units": units} if units else {}
         self.left_out = frame.left_out.to_numpy(bool)
         least = np.minimum(np.minimum(self.columns["m"], self.columns["n"]), self.columns["k"])
         self.classes = np.where(least >= 1024, 0, np.where(self.columns["m"] >= 128, 1, 2))
@@ -110,13 +96,13 @@ class Rows:
         """Returns some of the rows."""
         return Rows(self.frame.iloc[index], self.device, self.dtype)
 
-    def model(self, values: np.ndarray, tiles: str) -> np.ndarray:
+    def model(self, values: Values, tiles: str) -> np.ndarray:
         """Returns the seconds of all rows."""
-        constants = {**dict(zip(NAMES, values, strict=False)), "form": "tile", "tiles": tiles}
+        constants = {**values, "form": "tile", "tiles": tiles, **self.units}
         times = column_seconds(self.columns, self.loss, self.dtype, self.machine, constants)
         return times.seconds
 
-    def error(self, values: np.ndarray, tiles: str) -> np.ndarray:
+    def error(self, values: Values, tiles: str) -> np.ndarray:
         """Returns predicted / measured - 1 of all rows."""
         return self.model(values, tiles) / self.measured - 1.0
 
@@ -131,33 +117,62 @@ class Rows:
         return self.take(np.concatenate([first, second]))
 
 
+def names_of(dtype: str, kernel: str, tiles: str) -> tuple[str, ...]:
+    """Returns the constants that a fit of `kernel` ("" for any) has."""
+    names = BASE
+    if dtype in LOW_PRECISION:
+        names += ("cast_bytes",)
+        if kernel:
+            names += ("row_ns",)
+    if tiles in RULES.values():
+        names += ("ragged",)
+    if kernel in HOST_BOUND:
+        names += ("host_us", "host_odd_us")
+    return names
+
+
 def fit_rows(
-    parts: list[Rows],
-    tiles: str,
-    start: tuple[float, ...] = START,
-    width: tuple[float, ...] = WIDTH,
-) -> np.ndarray:
-    """Returns the constants that fit rows of one or several devices together."""
+    parts: list[Rows], tiles: str, *, start: Values | None = None, kernel: str = ""
+) -> Values:
+    """Returns the constants that fit rows of one or several devices together.
+
+    `start`: constants of other devices, held by the narrower priors of a table of few rows.
+    """
     measured = np.concatenate([part.measured for part in parts])
-    count = len(NAMES) if parts[0].dtype in LOW_PRECISION else len(NAMES) - 1
+    names = names_of(parts[0].dtype, kernel, tiles) if start is None else tuple(start)
 
     def model(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([part.model(values, tiles) for part in parts])
+        constants = dict(zip(names, values, strict=True))
+        return np.concatenate([part.model(constants, tiles) for part in parts])
 
-    begin = np.array(start[:count])
-    other = np.array([SECOND.get(name, value) for name, value in zip(NAMES, begin, strict=False)])
+    usual = {name: PRIORS[name][0] for name in names}
+    if "host_us" in usual:  # the least time of a call is the host's
+        usual |= {"host_us": 1e6 * float(np.quantile(measured, 0.1)), "t0_us": 6.0}
+    begins = [usual, {**usual, **SECOND}] if start is None else [start]
+    low, high = (np.array([PRIORS[name][i] for name in names]) for i in (2, 3))
+    width = np.array([PRIORS[name][1 if start is None else 4] for name in names])
     fits = [
-        fit_constants(
-            model,
-            measured,
-            first,
-            np.array(width[:count]),
-            low=np.array(LOW[:count]),
-            high=np.array(HIGH[:count]),
-        )
-        for first in ((begin, other) if len(measured) > 100 else (begin,))
+        fit_constants(model, measured, np.array(list(begin.values())), width, low=low, high=high)
+        for begin in begins
     ]
-    return min(fits, key=lambda values: float(np.abs(np.log(model(values) / measured)).mean()))
+    big = np.concatenate([part.classes == 0 for part in parts])
+
+    def cost(values: np.ndarray) -> float:
+        error = np.abs(np.log(model(values) / measured))
+        return float(error.mean() + (error[big].mean() if big.any() else 0.0))
+
+    return dict(zip(names, min(fits, key=cost).tolist(), strict=True))
+
+
+def best_fit(
+    rows: Rows, choices: tuple[str, ...], *, start: Values | None = None, kernel: str = ""
+) -> tuple[Values, str]:
+    """Returns the constants and the tiles that fit best."""
+    fits = [
+        (fit_rows([rows], tiles, start=start, kernel=kernel), tiles)
+        for tiles in dict.fromkeys(choices)
+    ]
+    return min(fits, key=lambda fit: float(np.abs(np.log1p(rows.error(*fit))).mean()))
 
 
 def read(tables: Path) -> pd.DataFrame:
@@ -180,7 +195,7 @@ def read(tables: Path) -> pd.DataFrame:
     return frame.merge(pairs, on=["n", "k"])
 
 
-def band(rows: Rows, values: np.ndarray, tiles: str) -> list[float]:
+def band(rows: Rows, values: Values, tiles: str) -> list[float]:
     """Returns the 90th percentile of the errors of the rows that took part, by class."""
     error = np.abs(np.log1p(rows.error(values, tiles)))
     used = ~rows.left_out
@@ -194,7 +209,7 @@ def band(rows: Rows, values: np.ndarray, tiles: str) -> list[float]:
     return [value or max(known) for value in result]
 
 
-def report(name: str, rows: Rows, values: np.ndarray, tiles: str) -> str:
+def report(name: str, rows: Rows, values: Values, tiles: str) -> str:
     """Returns a line of left-out errors, and prints it."""
     error = np.abs(rows.error(values, tiles))
     out = rows.left_out if rows.left_out.sum() > 10 else np.ones(len(error), bool)
@@ -212,11 +227,13 @@ def report(name: str, rows: Rows, values: np.ndarray, tiles: str) -> str:
 def entry(
     target: Target,
     dtypes: tuple[str, ...],
-    values: np.ndarray,
+    values: Values,
     source: str,
     *,
     bands: list[float] | None,
     kernel: str = "",
+    tiles: str = "",
+    units: str = "",
     mark: str = "fitted",
 ) -> str:
     """Returns the TOML text of one entry."""
@@ -234,10 +251,10 @@ def entry(
     lines.append(f"dtypes = {words(dtypes)}")
     if kernel:
         lines.append(f"kernels = {words((kernel,))}")
-    lines += ['form = "tile"', f'tiles = "{target.tiles}"']
-    lines += [
-        f"{name} = {float(f'{value:.4g}')}" for name, value in zip(NAMES, values, strict=False)
-    ]
+    lines += ['form = "tile"', f'tiles = "{tiles or target.tiles}"']
+    if units:
+        lines.append(f'units = "{units}"')
+    lines += [f"{name} = {float(f'{value:.4g}')}" for name, value in values.items()]
     if bands:
         lines.append(f"band = {bands}")
     lines += [f'mark = "{mark}"', f'source = "{source}"', ""]
@@ -256,50 +273,81 @@ def dtypes_of(dtype: str, device: str) -> tuple[str, ...]:
 def main(tables: Path, *, write: bool, only: str) -> None:
     """Fits every entry, prints its left-out error, and writes the file when asked."""
     frame = read(tables)
-    rng = np.random.default_rng(SEED)
     usual: list[str] = []
     kernels: list[str] = []
     samples: dict[str, Rows] = {}
     for (device, dtype), group in frame.groupby(["device", "dtype"], sort=True):
         if not fnmatchcase(f"{device}/{dtype}", only):
             continue
-        target = TARGETS[device]
-        source = ", ".join(SOURCES[name] for name in sorted(set(group.table)))
-        values = START
-        stacks = sorted(set(group["stack"]))
-        if not (dtype == "fp16" and device == "a100-sxm-80gb"):  # there bf16 stands for both
-            common = group[~group["stack"].str.lower().isin(ODD)]
-            rows = Rows(common if len(common) else group, device, dtype)
-            sample = rows.sample(rng)
-            values = fit_rows([sample], target.tiles)
-            errors = report(f"{device} {dtype} any kernel", rows, values, target.tiles)
-            text = f"{source}; left out: {errors}"
-            bands = band(rows, values, target.tiles)
-            usual.append(entry(target, dtypes_of(dtype, device), values, text, bands=bands))
+        rng = np.random.default_rng([SEED, zlib.crc32(f"{device}/{dtype}".encode())])
+        called, units = bool(group.launch_included.any()), (device, dtype) in UNITS
+        # bf16 stands for both on A100
+        if not (units or (dtype == "fp16" and device == "a100-sxm-80gb")):
+            texts, sample = fit_any(group, device, dtype, rng)
+            usual += texts
             if dtype == "bf16":
                 samples[device] = sample
-            if device == "a100-sxm-80gb":
-                usual.append(a100_pcie(values))
-            if len(stacks) == 1:
+            if group["stack"].nunique() == 1 and not called:
                 continue
-        for stack in stacks:
-            rows = Rows(group[group["stack"] == stack], device, dtype)
-            own = fit_rows([rows.sample(rng)], target.tiles, start=tuple(values))
-            errors = report(f"{device} {dtype} {stack}", rows, own, target.tiles)
-            text = f"{source}; left out: {errors}"
-            bands = band(rows, own, target.tiles)
-            dtypes = dtypes_of(dtype, device)
-            kernels.append(entry(target, dtypes, own, text, bands=bands, kernel=stack.lower()))
+        for stack, part in group.groupby("stack", sort=True):
+            kernels.append(fit_kernel(part, device, dtype, str(stack), rng))
     if only == "*":
-        usual += families(frame, samples, rng)
+        usual += families(frame, samples, np.random.default_rng(SEED))
     if write:
         save("gemm_fitted", "for an unknown kernel", usual)
         save("gemm_kernels", "of named kernels (`gemm_kernel` of a stack)", kernels)
 
 
-def a100_pcie(values: np.ndarray) -> str:
+def fit_any(
+    group: pd.DataFrame, device: str, dtype: str, rng: np.random.Generator
+) -> tuple[list[str], Rows]:
+    """Returns the entries of an unknown kernel, and the rows that they were fitted to."""
+    target = TARGETS[device]
+    common = group[~group["stack"].str.lower().isin(ODD)]
+    rows = Rows(common if len(common) else group, device, dtype)
+    sample = rows.sample(rng)
+    values = fit_rows([sample], target.tiles)
+    text = f"{sources(group)}; left out: "
+    text += report(f"{device} {dtype} any kernel", rows, values, target.tiles)
+    bands = band(rows, values, target.tiles)
+    if group.launch_included.any():
+        text += f"; t0_us: of a kernel, the table's calls {values['t0_us']:.0f}"
+        values = {**values, "t0_us": KERNEL_US}
+    texts = [entry(target, dtypes_of(dtype, device), values, text, bands=bands)]
+    if device == "a100-sxm-80gb":
+        texts.append(a100_pcie(values))
+    return texts, sample
+
+
+def fit_kernel(
+    group: pd.DataFrame, device: str, dtype: str, stack: str, rng: np.random.Generator
+) -> str:
+    """Returns the entry of a named kernel."""
+    target, kernel = TARGETS[device], stack.lower()
+    rows = Rows(group, device, dtype)
+    choices = RULES.get((device, kernel), target.tiles), "basic"
+    own, tiles = best_fit(rows.sample(rng), choices[: 2 if dtype == "nvfp4" else 1], kernel=kernel)
+    text = f"{sources(group)}; left out: {report(f'{device} {dtype} {stack}', rows, own, tiles)}"
+    return entry(
+        target,
+        dtypes_of(dtype, device),
+        own,
+        text,
+        bands=band(rows, own, tiles),
+        kernel=kernel,
+        tiles=tiles,
+        units=UNITS.get((device, dtype), ""),
+    )
+
+
+def sources(group: pd.DataFrame) -> str:
+    """Returns the publications that rows come from."""
+    return ", ".join(SOURCES[name] for name in sorted(set(group.table)))
+
+
+def a100_pcie(values: Values) -> str:
     """Returns the entry of the PCIe card: best-shape search gives .81 of the peak against .87."""
-    card = values * np.array([0.93 if name == "e_c" else 1.0 for name in NAMES[: len(values)]])
+    card = {**values, "e_c": 0.93 * values["e_c"]}
     source = (
         "A100-SXM fit, e_c less 7 %: .81 of the peak against .87 (achievable matmul FLOPS tables)"
     )
@@ -313,13 +361,6 @@ def save(name: str, what: str, entries: list[str]) -> None:
         "# studies/costs/gemm.py: change that script, not this file. Keys: see gemm.toml.\n\n"
     )
     (OUT / f"{name}.toml").write_text(head + "\n".join(entries), encoding="utf-8")
-
-
-#: Devices whose constants stand in for each other: a family is left out as a whole.
-FAMILIES = {
-    "a100-sxm-80gb": "ampere", "h100-sxm": "hopper", "b200-sxm": "blackwell",
-    "b300-sxm": "blackwell", "gb200": "blackwell", "rtx-pro-6000": "blackwell gddr",
-}  # fmt: skip
 
 
 def families(frame: pd.DataFrame, samples: dict[str, Rows], rng: np.random.Generator) -> list[str]:
@@ -348,8 +389,8 @@ def families(frame: pd.DataFrame, samples: dict[str, Rows], rng: np.random.Gener
             probes = np.concatenate(
                 [rng.choice(wide, 20, replace=False), rng.choice(big, 10, replace=False)]
             )
-            own = fit_rows([rows.take(probes)], tiles, start=tuple(values), width=PROBE_WIDTH)
-            error = np.abs(rows.error(own, tiles))
+            own = best_fit(rows.take(probes), ("basic", "fine"), start=values)
+            error = np.abs(rows.error(*own))
             errors.append(float(error[rows.left_out & (rows.classes == 0)].mean()))
         text = ", ".join(f"{100 * error:.1f}" for error in sorted(errors))
         sys.stdout.write(f"{name} bf16, after 30 probes, big shapes, 8 draws: {text} %\n")

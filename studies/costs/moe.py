@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from gemm import HALF, OUT, TARGETS, Target
+from gemm_targets import HALF, TARGETS, Target
 
 from foretrain.cost.compute.moe import column_seconds, columns_of
 from foretrain.cost.machine import Machine
@@ -25,16 +25,18 @@ from foretrain.run.stacks import load_stack
 from foretrain.validation.ops.classes import is_left_out, shape_key
 from foretrain.validation.ops.fitting import fit_constants
 
+OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
 NAMES = (
     "e_c", "e_b", "t0_us", "k0", "c", "q", "clock", "row_bytes", "token_bytes", "expert_us",
+    "input_bytes",
 )  # fmt: skip
-START = (0.7, 0.75, 12.0, 150.0, 0.5, 0.5, 0.12, 8.0, 4.0, 0.05)
-WIDTH = (0.4, 0.4, 0.7, 0.7, 1.0, 0.7, 0.7, 1.0, 1.0, 1.0)
-LOW = (0.02, 0.05, 0.5, 1.0, 0.01, 0.05, 0.001, 0.05, 0.01, 0.0001)
-HIGH = (1.1, 1.1, 1000.0, 4000.0, 10.0, 1.0, 0.6, 200.0, 200.0, 20.0)
+START = (0.7, 0.75, 12.0, 150.0, 0.5, 0.5, 0.12, 8.0, 4.0, 0.05, 0.5)
+WIDTH = (0.4, 0.4, 0.7, 0.7, 1.0, 0.7, 0.7, 1.0, 1.0, 1.0, 1.0)
+LOW = (0.02, 0.05, 0.5, 1.0, 0.01, 0.05, 0.001, 0.05, 0.01, 0.0001, 0.01)
+HIGH = (1.1, 1.1, 1000.0, 4000.0, 10.0, 1.0, 0.6, 200.0, 200.0, 20.0, 400.0)
 #: The kernel that stands for an unknown one, by what its name contains, first match.
 USUAL = ("moe_torch_flow_cutlass", "moe_torch_flow", "deepgemm", "sglang_fused_moe_triton")
-ROWS, LEAST, SEED = 900, 150, 20240601
+ROWS, LEAST, SEED = 1200, 60, 20240601
 
 
 def main(tables: Path, *, write: bool, only: str) -> None:

@@ -245,7 +245,11 @@ def deepbench_conv(folder: Path) -> pd.DataFrame:
         oh=(frame.h + 2 * frame.pad_h - frame.r) // frame.stride_h + 1,
         ow=(frame.w + 2 * frame.pad_w - frame.s) // frame.stride_w + 1,
     )  # fmt: skip
-    ways = {"fwd_ms": "forward", "bwd_data_ms": "backward_input", "bwd_weight_ms": "backward_weight"}
+    ways = {
+        "fwd_ms": "forward",
+        "bwd_data_ms": "backward_input",
+        "bwd_weight_ms": "backward_weight",
+    }
     parts = [frame.assign(**{"ms": frame[c], "pass": way}) for c, way in ways.items()]
     return _convolution(pd.concat(parts), "deepbench_conv", launch_included=False)
 

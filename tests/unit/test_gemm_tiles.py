@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from foretrain.cost.calibration import load
-from foretrain.cost.compute.gemm_tiles import SPLITS, TILES, Rates, gemm_seconds
+from foretrain.cost.compute.gemm_tiles import SPLITS, Rates, gemm_seconds, tile_set
 from foretrain.cost.model import build_cost_model
 from foretrain.hardware.grammar import parse_cluster
 from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
 
+SETS = [found["name"] for found in load("gemm_tiles")["set"]]
 RATES = Rates(peak=1e15, bandwidth=3e12, sms=132)
 CONSTANTS = {
     "form": "tile", "e_c": 0.87, "e_b": 0.83, "t0_us": 2.5, "k0": 140.0, "c": 0.6, "q": 0.7,
@@ -21,7 +22,19 @@ CONSTANTS = {
 }  # fmt: skip
 
 
-def by_hand(b, m, n, k, moved, tiles, constants=CONSTANTS, cast=0.0):
+def used_tiles(name, m, n, k):
+    """Tile and cluster sizes that a set offers to a product, from the rows of the file."""
+    found = next(item for item in load("gemm_tiles")["set"] if item["name"] == name)
+    yield from ((tm, tn, 1, 1) for tm, tn in found.get("tiles", ()))
+    for row in found.get("rows", ()):
+        if all(
+            row.get(f"{key}_from", 0) <= size < row.get(f"{key}_to", inf)
+            for key, size in (("m", m), ("n", n), ("k", k))
+        ):
+            yield row["tm"], row["tn"], row.get("cluster_m", 1), row.get("cluster_n", 1)
+
+
+def by_hand(b, m, n, k, moved, tiles, constants):
     """The formula of the module's docstring, one candidate at a time."""
     peak, bandwidth, sms = RATES.peak, RATES.bandwidth, RATES.sms
     flops = 2 * b * m * n * k
@@ -31,13 +44,16 @@ def by_hand(b, m, n, k, moved, tiles, constants=CONSTANTS, cast=0.0):
     def reuse(area):
         return area / (area + 4096 * constants["c"])
 
-    few = b * ceil(m / 128) * ceil(n / 128) < 2 * sms
-    total, best = 0.0, inf
-    for tm, tn in TILES[tiles]:
+    few = b * ceil(m / 128) * ceil(n / 128) < 2 * sms and tile_set(tiles).split
+    total = 0.0
+    for tm, tn, cm, cn in used_tiles(tiles, m, n, k):
         for split in (1, *SPLITS):
             if split > 1 and (not few or k < 256 * split):
                 continue
-            w = b * ceil(m / tm) * ceil(n / tn) * split / sms
+            rows = ceil(m / (tm * cm))
+            if tile_set(tiles).bounds is not None and m % (tm * cm):
+                rows += constants["ragged"]
+            w = b * rows * cm * ceil(n / (tn * cn)) * cn * split / sms
             rounds = max(1.0, constants["q"] * ceil(w) + (1 - constants["q"]) * w)
             e = constants["e_c"] * clock * reuse(tm * tn) / reuse(256 * 256)
             t_c = rounds * 2 * tm * tn * (k / split + constants["k0"]) * sms / (peak * e)
@@ -45,10 +61,14 @@ def by_hand(b, m, n, k, moved, tiles, constants=CONSTANTS, cast=0.0):
             t_m = (moved + extra) / (bandwidth * constants["e_b"] * min(1.0, 2 * w) ** 0.5)
             t = max(t_c, t_m) * (1 + 0.25 * (min(t_c, t_m) / max(t_c, t_m)) ** 4)
             t += constants["sigma_us"] * 1e-6 if split > 1 else 0.0
-            total, best = total + t**-32, min(best, t)
+            total = total + t**-32
     soft = (total / 3) ** (-1 / 32)
-    floor = constants["t0_us"] * 1e-6 + cast * b * m * k / (bandwidth * constants["e_b"])
-    return floor + max(flops / peak, soft)
+    per_row = max(
+        constants["cast_bytes"] * k / (bandwidth * constants["e_b"]), 1e-9 * constants["row_ns"]
+    )
+    alone = constants["t0_us"] * 1e-6 + b * m * per_row + max(flops / peak, soft)
+    host = 1e-6 * (constants["host_us"] + (constants["host_odd_us"] if m % 4 else 0.0))
+    return max(alone, host) * (1 + 0.25 * (min(alone, host) / max(alone, host)) ** 4)
 
 
 SHAPES = [
@@ -58,18 +78,28 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tiles", list(TILES))
+@pytest.mark.parametrize("tiles", SETS)
 def test_columns_equal_the_formula(tiles):
     columns = {name: np.array([s[i] for s in SHAPES], float) for i, name in enumerate("bmnk")}
     moved = np.array([2.0 * b * (m * k + k * n + m * n) for b, m, n, k in SHAPES])
-    constants = {**CONSTANTS, "tiles": tiles, "cast_bytes": 3.0}
+    constants = {
+        **CONSTANTS, "tiles": tiles, "cast_bytes": 3.0, "row_ns": 4.0, "ragged": 0.4,
+        "host_us": 40.0, "host_odd_us": 15.0,
+    }  # fmt: skip
     times = gemm_seconds(columns, rates=RATES, constants=constants, bytes_moved=moved)
     expected = [
-        by_hand(*shape, moved=d, tiles=tiles, cast=3.0)
+        by_hand(*shape, moved=d, tiles=tiles, constants=constants)
         for shape, d in zip(SHAPES, moved, strict=True)
     ]
     assert times.seconds == pytest.approx(expected, rel=1e-9)
     assert set(times.split) <= {1, *SPLITS}
+
+
+@pytest.mark.parametrize("tiles", SETS)
+def test_every_product_has_a_tile(tiles):
+    for m in (1, 16, 17, 64, 65, 128, 129, 256, 257, 1024, 8192):
+        for n, k in ((1280, 64), (1281, 4095), (65536, 4096), (64, 6144)):
+            assert list(used_tiles(tiles, m, n, k)), (m, n, k)
 
 
 def test_many_columns_equal_one_by_one():

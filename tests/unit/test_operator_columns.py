@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretrain.cost.compute.routing import busiest_rank
+from foretrain.cost.compute.routing import busiest_ranks
 from foretrain.cost.model import build_cost_model
 from foretrain.cost.operators import Operators, time
 from foretrain.errors import InputError
@@ -86,6 +86,12 @@ def test_bad_columns_are_refused(change, word):
         time(Operators(**{**usual, **change}), find_device("h100"), STACK)
 
 
+def busiest_rank(*layer):
+    """Rows and experts with work of one layer."""
+    rows, active = busiest_ranks(*(np.array([float(x)]) for x in layer))
+    return float(rows[0]), float(active[0])
+
+
 def test_balanced_routing_shares_rows_equally():
     assert busiest_rank(64, 8, 4096, 6, 0.0) == (4096 * 6 / 8, 8)
     assert busiest_rank(64, 8, 4, 6, 0.0) == (3.0, 3.0)  # fewer rows than experts
@@ -101,3 +107,19 @@ def test_the_busiest_rank_gets_more_with_more_ranks_and_never_more_than_all():
     rows, active = busiest_rank(128, 16, 4096, 8, 1.2)
     assert active <= 128 / 16
     assert (rows, active) == busiest_rank(128, 16, 4096, 8, 1.2)
+
+
+def test_an_expert_gets_each_token_once_at_most():
+    rows, active = busiest_rank(8, 8, 4096, 2, 1.2)
+    assert (active, 4096 * 2 / 8 < rows <= 4096) == (1.0, True)
+    assert busiest_rank(8, 1, 4096, 8, 1.2)[0] == pytest.approx(4096 * 8)
+
+
+def test_layers_of_many_kinds_equal_one_by_one():
+    layers = np.array(
+        [(64, 8, 1000, 6, 1.2), (64, 8, 9000, 6, 1.2), (8, 2, 77, 2, 0.0), (16, 4, 5, 1, 1.01)]
+    )
+    rows, active = busiest_ranks(*layers.T)
+    single = [busiest_rank(*layer) for layer in layers]
+    assert rows == pytest.approx([layer_rows for layer_rows, _ in single])
+    assert active == pytest.approx([working for _, working in single])

@@ -80,10 +80,13 @@ def test_backward_of_a_gemm_is_two_kernels_and_full_is_three(tmp_path):
     assert full == pytest.approx(forward + backward)
 
 
-def test_a_call_timed_alone_lasts_as_long_as_its_launch(tmp_path):
+def test_a_call_timed_alone_is_its_launch_and_then_its_kernel(tmp_path):
     tiny = {"op": "gemm", "m": 16, "n": 16, "k": 64}
     alone, graph = prices(table(tmp_path / "a.csv", {**tiny, "launch_included": "yes"}, tiny))
     assert alone > 10e-6 > graph
+    large = {"op": "gemm", "m": 4096, "n": 4096, "k": 4096}
+    call, kernel = prices(table(tmp_path / "b.csv", {**large, "launch_included": "yes"}, large))
+    assert call - kernel == pytest.approx(alone - graph)
 
 
 def test_rows_that_cannot_be_priced_keep_their_place_and_say_why(tmp_path):

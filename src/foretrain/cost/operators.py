@@ -131,10 +131,8 @@ def _gemm(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
 def _moe(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
     kernel_dtype = gemm.dtype_of(ops.dtype, machine)
     found = moe.constants_for(machine, kernel_dtype)
-    names = [name for name in columns if name in moe.SHAPE]
-    rows = zip(*(columns[name] for name in names), strict=True)
-    shapes = [dict(zip(names, row, strict=True)) for row in rows]
-    seconds = moe.column_seconds(moe.columns_of(shapes), ops.dtype, machine, found.values)
+    table = moe.with_busiest(columns)
+    seconds = moe.column_seconds(table, ops.dtype, machine, found.values)
     passes = 2.0 if ops.direction == "backward" else 1.0
     provenance = found.provenance if kernel_dtype == ops.dtype else "guess"
     return _times(passes * seconds, np.full(seconds.shape, moe.band(found)), provenance)

@@ -253,9 +253,7 @@ def column_times(
             f"SM/(P e), e({head}) {efficiency:.2f}"
         )
         text += f"; x {kernel.ratio:.2f}" if kernel.ratio != 1.0 else ""
-        parts.append(
-            Part(where=where, kernel=kernel, seconds=seconds, factor=factor, formula=text)
-        )
+        parts.append(Part(where=where, kernel=kernel, seconds=seconds, factor=factor, formula=text))
     return parts
 
 

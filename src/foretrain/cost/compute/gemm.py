@@ -86,9 +86,14 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     times = column_seconds(columns, loss, dtype, machine, found.values)
     factor = bands(found, columns)
     factor = factor * np.where([e.direction == "forward" for e in events], 1.0, 1.05)
-    peak, t0 = machine.peak(kernel_dtype), float(found.values["t0_us"]) * 1e-6
+    units = str(found.values.get("units", kernel_dtype))
+    peak, t0 = machine.peak(units), float(found.values["t0_us"]) * 1e-6
     provenance = found.provenance if kernel_dtype == dtype else "guess"
     share = machine.sustained(kernel_dtype)
+    tail = f", x {share:g} under sustained load" if share < 1.0 else ""
+    texts: dict[tuple[float, ...], str] = {}  # few differ
+    for key in {*zip(times.tm, times.tn, times.split, loss, strict=True)}:
+        texts[key] = _formula(key, found.values, peak, units) + tail
     return [
         Answer(
             value_s=float(times.seconds[i]),
@@ -97,8 +102,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
             kernels=1.0,
             family="gemm",
             provenance=provenance,
-            formula=_formula(times, i, found.values, peak, kernel_dtype, float(loss[i]))
-            + (f", x {share:g} under sustained load" if share < 1.0 else ""),
+            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]],
         )
         for i in range(len(events))
     ]
@@ -133,9 +137,9 @@ def column_seconds(
         machine: device, stack, and whether the kernels run within a step.
         constants: an entry of gemm.toml.
     """
-    kernel_dtype = dtype_of(dtype, machine)
+    kernel_dtype = str(constants.get("units", dtype_of(dtype, machine)))
     rules: Mapping[str, float] = load("gemm")["rules"]
-    if kernel_dtype == "tf32":
+    if kernel_dtype == "tf32" and "units" not in constants:
         constants = {**constants, "e_c": float(constants["e_c"]) - rules["tf32_loss"]}
     b, m, n, k = (columns[x] for x in "bmnk")
     size = min(dtype_bytes(dtype), 4.0)
@@ -209,12 +213,14 @@ def _memory_ratio(machine: Machine) -> float:
 
 
 def _formula(
-    times: GemmTimes, i: int, constants: Mapping[str, Any], peak: float, dtype: str, loss: float
+    chosen: tuple[float, ...], constants: Mapping[str, Any], peak: float, dtype: str
 ) -> str:
+    """Returns the words for a tile (tm, tn, split of K, loss by misaligned rows)."""
+    tm, tn, split, loss = chosen
     text = f"e_c {constants['e_c']:g}, P {peak / 1e12:.0f} TF {dtype}, e_b {constants['e_b']:g}"
     if loss > 1.0:
         text += f", misaligned /{loss:g}"
-    if times.split[i] == 0:
+    if split == 0:
         return f"gemm roofline: t0 + max(2bmnk/(P e_c), D/(B e_b)); {text}"
-    tile = f"{times.tm[i]}x{times.tn[i]} split {times.split[i]}"
+    tile = f"{tm:g}x{tn:g} split {split:g}"
     return f"gemm tile {tile}: waves x 2 tm tn (k/s + {constants['k0']:g}); {text}"

@@ -4,12 +4,13 @@ R rows reach the busiest rank for A of its experts (routing.py), the width is I 
 gated, 1 plain:
 
     T = t0 + expert_us E/ep + GEMM(A, R/A, g I, H) + GEMM(A, R/A, H, I)             b, m, n, k
-        + [permute] (row_bytes R H + token_bytes tokens topk H) / (B e_b)
+        + [permute] (row_bytes R + token_bytes tokens topk + input_bytes tokens) H / (B e_b)
 
 GEMM is the tile model of gemm_tiles.py without its floor: short groups of rows fill tiles badly,
 and every expert's weights are read. The last line gathers rows and combines them; kernels of a
-rank of an expert-parallel group go over the choices of all tokens (token_bytes), not only over
-those of their own experts. `permute` 0: other operators do that.
+rank of an expert-parallel group go over the choices of all tokens (token_bytes), or all tokens once
+(input_bytes: casts), not only over those of their own experts. `permute` 0: other operators do
+that.
 
 Backward does the same twice. Constants: catalog/calibration/moe_fitted.toml (written by
 studies/costs/moe.py) and moe.toml. Explained in docs/explain/costs.md.
@@ -28,7 +29,7 @@ from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.compute.gemm import dtype_of, price_by_dtype
 from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds
-from foretrain.cost.compute.routing import busiest_rank
+from foretrain.cost.compute.routing import busiest_ranks
 from foretrain.cost.machine import Machine
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
@@ -73,22 +74,27 @@ def constants_for(machine: Machine, dtype: str) -> Constants:
 
 def columns_of(shapes: Sequence[Mapping[str, float]]) -> dict[str, Array]:
     """Returns shapes as columns, with `rows` and `active` of the busiest rank."""
+    return with_busiest(
+        {
+            name: np.array([shape.get(name, usual) for shape in shapes], dtype=np.float64)
+            for name, usual in SHAPE.items()
+        }
+    )
+
+
+def with_busiest(given: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns columns of one length with those of SHAPE that they lack, `rows` and `active`."""
+    like = next(iter(given.values()))
     columns = {
-        name: np.array([shape.get(name, usual) for shape in shapes], dtype=np.float64)
+        name: np.asarray(given.get(name, np.full(like.shape, usual)), dtype=np.float64)
         for name, usual in SHAPE.items()
     }
-    for name in ("ep", "tp", "experts", "topk", "load"):
+    for name in ("ep", "tp", "experts", "topk", "load", "tokens"):
         columns[name] = np.maximum(columns[name], 1.0)
-    ranks = [
-        busiest_rank(int(experts), int(ep), max(1, int(tokens)), float(topk), float(alpha))
-        for experts, ep, tokens, topk, alpha in zip(
-            *(columns[name] for name in ("experts", "ep", "tokens", "topk", "distribution")),
-            strict=True,
-        )
-    ]
-    columns["rows"] = np.array([rows for rows, _ in ranks]) * columns["load"]
-    columns["active"] = np.array([active for _, active in ranks])
-    return columns
+    rows, active = busiest_ranks(
+        *(columns[name] for name in ("experts", "ep", "tokens", "topk", "distribution"))
+    )
+    return {**columns, "rows": rows * columns["load"], "active": active}
 
 
 def column_seconds(
@@ -120,6 +126,7 @@ def column_seconds(
         ).seconds
     moved = float(constants["row_bytes"]) * rows
     moved = moved + float(constants["token_bytes"]) * columns["tokens"] * columns["topk"]
+    moved = moved + float(constants.get("input_bytes", 0.0)) * columns["tokens"]
     gather = columns["permute"] * moved * hidden / (bandwidth * float(constants["e_b"]))
     local = np.maximum(1.0, columns["experts"] / columns["ep"])
     floor = float(constants["t0_us"]) + float(constants["expert_us"]) * local

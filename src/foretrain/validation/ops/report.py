@@ -112,6 +112,14 @@ GROUPINGS: dict[str, Callable[[OpResult], str]] = {
 }
 
 
+def _by_kind(results: Sequence[OpResult]) -> dict[str, list[OpResult]]:
+    """Returns the rows of each operator, whatever its direction."""
+    groups: dict[str, list[OpResult]] = defaultdict(list)
+    for result in results:
+        groups[_ok(result)].append(result)
+    return dict(sorted(groups.items()))
+
+
 def grouped(results: Sequence[OpResult], *keys: str) -> dict[tuple[str, ...], list[OpResult]]:
     """Returns the rows of each group of these keys, sorted."""
     groups: dict[tuple[str, ...], list[OpResult]] = defaultdict(list)
@@ -125,6 +133,7 @@ def to_json(results: Sequence[OpResult]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "overall": asdict(statistics_of(results)),
+        "kinds": {kind: asdict(statistics_of(rows)) for kind, rows in _by_kind(results).items()},
         "groups": {
             name: {
                 key: asdict(statistics_of(rows)) for (key,), rows in grouped(results, name).items()
@@ -157,19 +166,28 @@ def _us(seconds: float | None) -> float | None:
 
 
 def render(results: Sequence[OpResult]) -> str:
-    """Returns the text for a terminal: one line per operator, dtype, device, kernel and size."""
+    """Returns the text for a terminal.
+
+    A headline per kind of operator (a mean over all kinds would say which kind has most rows), then
+    one line per operator, dtype, device, kernel and size.
+    """
     counts = Counter(result.outcome.status for result in results)
-    total = statistics_of(results)
     lines = [
         f"{len(results):,} rows: {counts['ok']:,} priced, {counts['unsupported']:,} unsupported, "
-        f"{counts['error']:,} errors. Mean error {percent(total.mean)}, bias {signed(total.bias)}, "
-        f"{percent(total.in_band)} inside the 90 % interval.",
-        "",
+        f"{counts['error']:,} errors."
     ]
+    priced = [result for result in results if result.outcome.status == "ok"]
+    for kind, members in _by_kind(priced).items():
+        total = statistics_of(members)
+        lines.append(
+            f"{kind}: {total.n:,} rows, mean error {percent(total.mean)}, median "
+            f"{percent(total.median)}, bias {signed(total.bias)}, {percent(total.in_band)} inside "
+            "the 90 % interval."
+        )
+    lines.append("")
     keys = ("op", "dtype", "device", "kernel")
-    ok = [result for result in results if result.outcome.status == "ok"]
     rows: list[tuple[tuple[str, ...], OpStats]] = []
-    for group, members in grouped(ok, *keys).items():
+    for group, members in grouped(priced, *keys).items():
         sizes = grouped(members, "size")
         if len(sizes) > 1:
             rows.append(((*group, "all"), statistics_of(members)))
