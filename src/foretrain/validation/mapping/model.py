@@ -45,6 +45,7 @@ _LLAMA: Mapping[str, Any] = {"family": "llama"}
 ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"llava|wan2|gemma4", {}),
     (r"code-?llama|tiny-?llama|llama|internlm|aquila|\byi\b", _LLAMA),
+    (r"baichuan-?2?[- ]?7b", _LLAMA),  # rotary; the 13B has ALiBi
     (r"baichuan", {"family": "llama", "positions": "alibi"}),
     (r"chatglm", {"family": "llama", "qkv_bias": True, "rotary_fraction": 0.5}),
     (r"qwen", {"family": "qwen2"}),

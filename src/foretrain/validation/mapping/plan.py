@@ -33,7 +33,7 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     if "gpipe" in f"{row.framework} {row.notes}".lower():
         plan["schedule"] = "gpipe"
     if row.offload:
-        plan["offload"] = row.offload
+        plan["offload"] = _offload(row, str(plan["preset"]), assumed)
     plan |= _sharding(row, stack, plan, assumed)
     plan["sequence_parallel"] = _sequence_parallel(row, stack, plan, assumed)
     plan["recompute"] = map_recompute(row, stack, assumed)
@@ -46,9 +46,17 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
 def _preset(row: Row, stack: Stack) -> str:
     if row.n_gpus == 1 and stack.preset in ("ddp", "fsdp"):
         return "plain"
-    if stack.name == "pytorch-compile" and has_word(row.sharding, "fsdp"):
+    if stack.name == "pytorch-compile" and has_word(row.sharding, "fsdp", "hsdp"):
         return "fsdp"
     return stack.preset
+
+
+def _offload(row: Row, preset: str, assumed: Assumed) -> str:
+    """What lives on the host. FSDP's own option moves all shards there, whatever runs the step."""
+    if preset == "fsdp" and has_word(row.offload, "cpu offload"):
+        assumed.add(f"offload = parameters ({row.offload!r} of FSDP moves every shard)")
+        return "parameters"
+    return row.offload
 
 
 def _degrees(row: Row, preset: str, assumed: Assumed) -> dict[str, int]:

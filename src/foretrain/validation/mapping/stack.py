@@ -16,6 +16,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"automodel", "fsdp", "NeMo AutoModel as FSDP"),
     (r"nemo|megatron-bridge", "nemo", ""),
     (r"torchtitan", "torchtitan", ""),
+    (r"kempnerforge", "torchtitan", "KempnerForge as torchtitan (FSDP2, torch.compile)"),
     (r"llm-foundry|composer", "llm-foundry", ""),
     (r"maxtext", "jax-xla", ""),
     (r"paxml|t5x|jax", "jax-xla", ""),
@@ -54,7 +55,7 @@ def map_stack(row: Row, assumed: Assumed) -> str:
         stack = "fsdp"
     if stack == "pytorch-eager" and has_word(row.notes, "[+ compile]"):
         stack = "pytorch-compile"
-    if stack == "pytorch-eager" and has_word(row.sharding, "fsdp"):
+    if stack == "pytorch-eager" and has_word(row.sharding, "fsdp", "hsdp"):
         stack = "fsdp"
     if stands_for:
         assumed.add(f"stack: {stands_for}")
