@@ -12,6 +12,7 @@ from math import log
 
 from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec, num_layers
+from foretrain.strategy.context import check_context
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tables import check_no_tables, check_rec_plan
 
@@ -55,6 +56,7 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += check_rec_plan(spec, plan, numbers.num_devices)
     if not isinstance(spec, RecSpec):
         problems += check_no_tables(spec, plan)
+        problems += check_context(spec, plan, numbers.sequence)
     if isinstance(spec, ModelSpec):
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
