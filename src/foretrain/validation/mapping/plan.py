@@ -8,6 +8,7 @@ from typing import Any
 
 from foretrain.stack import Stack
 from foretrain.strategy.checks import even_stages
+from foretrain.validation.mapping.stack import is_fsdp
 from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
 from foretrain.validation.rows import Row
 
@@ -40,13 +41,16 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     overlap = map_overlap(row, stack)
     if overlap:
         plan["overlap"] = overlap
+    if has_word(row.sharding, "no_sync") and int(plan.get("zero") or 0) >= 2:
+        # the trainer keeps gradients whole until the last micro-batch and reduces them once
+        plan["overrides"] = {"": {"memory": {"grad_accumulator": {}}}}
     return plan
 
 
 def _preset(row: Row, stack: Stack) -> str:
     if row.n_gpus == 1 and stack.preset in ("ddp", "fsdp"):
         return "plain"
-    if stack.name == "pytorch-compile" and has_word(row.sharding, "fsdp", "hsdp"):
+    if stack.name == "pytorch-compile" and is_fsdp(row):
         return "fsdp"
     return stack.preset
 
@@ -165,6 +169,10 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     if not text and has_word(row.framework, "dedloc"):
         # modules/gpt_modules.py of the source: both halves of a block are checkpoints
         assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
+        return "full"
+    if not text and has_word(row.framework, "torchtune") and "technique" not in row.notes:
+        # recipes/configs/llama3_1: enable_activation_checkpointing; ablations add what they name
+        assumed.add("recompute = full (not stated; torchtune's recipes for full fine-tuning)")
         return "full"
     if not text:
         value = str(stack.defaults.get("recompute", "none"))
