@@ -252,6 +252,7 @@ def test_sharding_words(zero: str, sharding: str, expected: dict[str, int]) -> N
         (32, 4, None, None),
         (126, 8, 8, [1, *[2] * 62, 1]),
         (126, 8, None, [15, *[16] * 6, 15]),
+        (126, 16, 8, [0, *[1] * 126, 0]),  # embedding and loss have a virtual stage each
         (28, 16, None, [*[2] * 12, *[1] * 4]),
         (30, 2, 2, [7, 8, 8, 7]),
         (3, 4, None, None),  # more stages than layers: the check refuses it

@@ -52,7 +52,7 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         interleave=degree["interleave"],
         schedule=_schedule(section),
         in_flight=_in_flight(section),
-        stages=_integers(section, "stages", low=1),
+        stages=_integers(section, "stages", low=0),
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
         offload=_offload(section),

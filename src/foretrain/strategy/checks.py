@@ -61,7 +61,6 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
             *check_stages(spec, plan),
-            *check_stacks(spec, plan),
             *check_sequence(spec, numbers.sequence, "sequence"),
             *check_sequence(spec, numbers.target_sequence, "target_sequence"),
         ]
@@ -237,14 +236,6 @@ def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return [problem]
     stages = ", ".join(str(n) for n in even_stages(spec.depth, chunks))
     return [_with_way_out(problem, f"or give stages: [{stages}]")]
-
-
-def check_stacks(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """Returns what is not modelled of an encoder with a decoder."""
-    if not spec.decoder_layers or plan.cp == 1:
-        return []
-    what = "context parallelism of an encoder with a decoder is not modelled"
-    return [Problem(what=what, where="plan.cp", value=plan.cp, allowed="1")]
 
 
 def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:

@@ -82,16 +82,18 @@ def _degrees(row: Row, preset: str, assumed: Assumed) -> dict[str, int]:
 def _uneven_stages(row: Row, pp: int, assumed: Assumed) -> list[int]:
     """Layers per virtual stage where they do not come out even; empty where they do.
 
-    NeMo and torchtitan count embedding and loss as a layer each; where that does not come out even
-    either, the first stages get one layer more.
+    NeMo and torchtitan count embedding and loss as a layer each, which may be all that a stage has;
+    where that does not come out even either, the first stages get one layer more.
     """
     layers, chunks = row.n_layers or 0, pp * (row.vpp or 1 if pp > 1 else 1)
-    if layers % chunks == 0 or layers < chunks:
+    if layers % chunks == 0 or layers + 2 < chunks:
         return []
     size, rest = divmod(layers + 2, chunks)
-    if rest == 0 and size > 1:
+    if rest == 0 and chunks > 2:
         assumed.add("embedding and loss count as a layer each in the split over stages")
         return [size - 1, *[size] * (chunks - 2), size - 1]
+    if layers < chunks:
+        return []
     assumed.add("layers spread over the stages as evenly as they come")
     return even_stages(layers, chunks)
 
