@@ -31,7 +31,7 @@ ROWS = [row for path in FILES for row in rows_of(path)]
 
 
 def test_there_are_enough_points_and_no_id_stands_twice():
-    assert [path.name for path in FILES] == ["llm_dense.csv", "memory.csv"]
+    assert [path.name for path in FILES] == ["blind.csv", "llm_dense.csv", "memory.csv"]
     assert len(ROWS) >= 150
     assert len({row["id"] for row in ROWS}) == len(ROWS)
 
@@ -87,6 +87,14 @@ def test_memory_rows_hold_peaks_and_failures():
     rows = rows_of(FOLDER / "memory.csv")
     assert sum(bool(row["peak_mem_gib"]) for row in rows) >= 25
     assert sum("FAILED" in row["task"] for row in rows) >= 10
+
+
+def test_the_blind_rows_are_of_other_sources_than_the_collection():
+    """Which constants are fitted to: nothing of blind.csv may be among it."""
+    fitted = {row["family"] for path in FILES[1:] for row in rows_of(path)}
+    blind = rows_of(FOLDER / "blind.csv")
+    assert len(blind) >= 50
+    assert {row["family"] for row in blind} & fitted == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

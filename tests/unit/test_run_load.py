@@ -255,7 +255,7 @@ def test_options_without_effect_are_warned_about(plan: dict[str, Any], warning: 
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"cp": 2}, "plan.cp: context parallelism is not modelled yet (got 2); allowed: 1"),
+        ({"cp": 3}, "does not divide the 8 devices"),
         ({"ep": 8}, "plan.ep: expert parallelism is not modelled yet"),
         ({"offload": "disk"}, "allowed: none, optimizer, parameters"),
         ({"schedule": "DualPipeV"}, "plan.schedule: not modelled yet (got 'DualPipeV')"),

@@ -264,6 +264,7 @@ def test_sharding_words(zero: str, sharding: str, expected: dict[str, int]) -> N
         (32, 4, None, None),
         (126, 8, 8, [1, *[2] * 62, 1]),
         (126, 8, None, [15, *[16] * 6, 15]),
+        (126, 16, 8, [0, *[1] * 126, 0]),  # embedding and loss have a virtual stage each
         (28, 16, None, [*[2] * 12, *[1] * 4]),
         (30, 2, 2, [7, 8, 8, 7]),
         (3, 4, None, None),  # more stages than layers: the check refuses it
@@ -316,11 +317,58 @@ def test_overlap_is_what_notes_and_stack_say(notes: str, overlap: dict[str, bool
         ("MaxText (JAX)", "", "jax-xla"),
         ("HF transformers (single GPU) / Megatron (distributed)", "", "pytorch-eager"),
         ("torchtune (compile)", "", "pytorch-compile"),
+        ("KempnerForge (PyTorch FSDP2 and DTensor)", "", "torchtitan"),
     ],
 )
 def test_frameworks_become_stacks(framework: str, version: str, stack: str) -> None:
     row = replace(ROW, framework=framework, framework_version=version)
     assert map_stack(row, Assumed()) == stack
+
+
+@pytest.mark.parametrize("sharding", ["FSDP", "HSDP", "HSDP (one node)"])
+def test_pytorch_that_shards_is_fsdp(sharding: str) -> None:
+    row = replace(ROW, framework="PyTorch", tp=1, sharding=sharding, zero_stage="3")
+    assert map_stack(row, Assumed()) == "fsdp"
+    assert map_row(row).run["plan"]["preset"] == "fsdp"
+
+
+def test_torchtune_trains_in_16_bits_with_checkpoints_and_shards_over_several_gpus() -> None:
+    """Facts of its recipes: dtype, enable_activation_checkpointing, full_finetune_distributed."""
+    row = replace(
+        ROW, framework="torchtune (compile)", recompute="", tp=1, sp="", zero_stage="",
+        offload="CPU offload + fused optimizer",
+    )  # fmt: skip
+    run = map_row(row).run
+    assert run["training"]["precision"] == "pure-bf16"
+    assert (run["plan"]["preset"], run["plan"]["recompute"]) == ("fsdp", "full")
+    assert run["plan"]["offload"] == "parameters"
+    one = map_row(
+        replace(row, n_gpus=1, dp=1, offload="", notes="technique cumulative: packed")
+    ).run
+    assert (one["plan"]["preset"], one["plan"]["recompute"]) == ("plain", "none")
+
+
+def test_gradients_kept_whole_until_the_last_micro_batch_are_a_layout() -> None:
+    row = replace(
+        ROW, framework="PyTorch", tp=1, zero_stage="3", sharding="FSDP2 8, no_sync",
+        precision="bf16-true, fp32 gradient reduction",
+    )  # fmt: skip
+    run = map_row(row).run
+    assert run["plan"]["overrides"] == {"": {"memory": {"grad_accumulator": {}}}}
+    assert run["training"]["precision"]["grad_accumulate"] == "fp32"
+    assert run["training"]["precision"]["moments"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("model", "positions"),
+    [("Baichuan2-7B", None), ("baichuan-7b", None), ("baichuan2_13b", "alibi")],
+)
+def test_baichuan_has_rotary_positions_in_its_7b(model: str, positions: str | None) -> None:
+    assert map_row(replace(ROW, model=model)).run["model"].get("positions") == positions
+
+
+def test_context_parallelism_is_passed_on() -> None:
+    assert map_row(replace(ROW, cp=2, dp=4)).run["plan"]["cp"] == 2
 
 
 def test_all_stacks_of_the_table_exist() -> None:

@@ -37,13 +37,14 @@ def read_plan(section: Section, *, preset: str) -> Plan:
     Problems are added to the section's list.
     """
     _refuse_later(section)
-    degree = {key: section.integer(key) or 1 for key in ("tp", "pp", "interleave")}
+    degree = {key: section.integer(key) or 1 for key in ("tp", "pp", "cp", "interleave")}
     prefetch = section.integer("prefetch", low=0)
     reshard = section.flag("reshard")
     return Plan(
         preset=preset,
         tp=degree["tp"],
         pp=degree["pp"],
+        cp=degree["cp"],
         dp=section.integer("dp"),
         shard=None if section.values.get("shard") == -1 else section.integer("shard"),
         zero=_zero(section),
@@ -51,7 +52,7 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         interleave=degree["interleave"],
         schedule=_schedule(section),
         in_flight=_in_flight(section),
-        stages=_integers(section, "stages", low=1),
+        stages=_integers(section, "stages", low=0),
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
         offload=_offload(section),
@@ -74,7 +75,6 @@ def read_preset(section: Section) -> str | None:
 def _refuse_later(section: Section) -> None:
     """Names of features that the run file has but no stage models yet."""
     for key, name in (
-        ("cp", "context parallelism"),
         ("ep", "expert parallelism"),
         ("etp", "tensor parallelism inside experts"),
     ):

@@ -17,6 +17,7 @@ from foretrain.strategy.choices import (
     multiple_of,
     with_way_out,
 )
+from foretrain.strategy.context import check_context
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tables import check_no_tables, check_rec_plan
 
@@ -60,11 +61,11 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
         problems += check_rec_plan(spec, plan, numbers.num_devices)
     if not isinstance(spec, RecSpec):
         problems += check_no_tables(spec, plan)
+        problems += check_context(spec, plan, numbers.sequence)
     if isinstance(spec, ModelSpec):
         problems += [
             *check_tensor_parallel(spec, plan, numbers),
             *check_stages(spec, plan),
-            *check_stacks(spec, plan),
             *check_sequence(spec, numbers.sequence, "sequence"),
             *check_sequence(spec, numbers.target_sequence, "target_sequence"),
         ]
@@ -240,14 +241,6 @@ def check_stages(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return [problem]
     stages = ", ".join(str(n) for n in even_stages(spec.depth, chunks))
     return [with_way_out(problem, f"or give stages: [{stages}]")]
-
-
-def check_stacks(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """Returns what is not modelled of an encoder with a decoder."""
-    if not spec.decoder_layers or plan.cp == 1:
-        return []
-    what = "context parallelism of an encoder with a decoder is not modelled"
-    return [Problem(what=what, where="plan.cp", value=plan.cp, allowed="1")]
 
 
 def check_schedule(plan: Plan, numbers: Numbers, dp: int) -> list[Problem]:

@@ -44,6 +44,7 @@ ARCHITECTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"llava|wan2|gemma4|mamba|rwkv", {}),
     (r"llama|internlm|aquila|\byi\b|olmo|smollm|deepseek|vicuna", _LLAMA),
     (r"granite|minicpm|stablelm|xgen", _LLAMA),
+    (r"baichuan-?2?[- ]?7b", _LLAMA),  # rotary; the 13B has ALiBi
     (r"baichuan", {"family": "llama", "positions": "alibi"}),
     (r"chatglm", {"family": "llama", "qkv_bias": True, "rotary_fraction": 0.5}),
     (r"qwen", {"family": "qwen2"}),

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretrain.stack import Stack
 from foretrain.strategy.choices import even_stages
+from foretrain.validation.mapping.stack import is_fsdp
 from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
 from foretrain.validation.rows import Row
 
@@ -36,22 +37,33 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     if "gpipe" in f"{row.framework} {row.notes}".lower():
         plan["schedule"] = "gpipe"
     if row.offload:
-        plan["offload"] = row.offload
+        plan["offload"] = _offload(row, str(plan["preset"]), assumed)
     plan |= _sharding(row, stack, plan, assumed)
     plan["sequence_parallel"] = _sequence_parallel(row, stack, plan, assumed)
     plan["recompute"] = map_recompute(row, stack, assumed)
     overlap = map_overlap(row, stack)
     if overlap:
         plan["overlap"] = overlap
+    if has_word(row.sharding, "no_sync") and int(plan.get("zero") or 0) >= 2:
+        # the trainer keeps gradients whole until the last micro-batch and reduces them once
+        plan["overrides"] = {"": {"memory": {"grad_accumulator": {}}}}
     return plan
 
 
 def _preset(row: Row, stack: Stack) -> str:
     if row.n_gpus == 1 and stack.preset in ("ddp", "fsdp"):
         return "plain"
-    if stack.name == "pytorch-compile" and has_word(row.sharding, "fsdp"):
+    if stack.name == "pytorch-compile" and is_fsdp(row):
         return "fsdp"
     return stack.preset
+
+
+def _offload(row: Row, preset: str, assumed: Assumed) -> str:
+    """What lives on the host. FSDP's own option moves all shards there, whatever runs the step."""
+    if preset == "fsdp" and has_word(row.offload, "cpu offload"):
+        assumed.add(f"offload = parameters ({row.offload!r} of FSDP moves every shard)")
+        return "parameters"
+    return row.offload
 
 
 def _degrees(row: Row, preset: str, assumed: Assumed) -> dict[str, int]:
@@ -73,16 +85,18 @@ def _degrees(row: Row, preset: str, assumed: Assumed) -> dict[str, int]:
 def _uneven_stages(row: Row, pp: int, assumed: Assumed) -> list[int]:
     """Layers per virtual stage where they do not come out even; empty where they do.
 
-    NeMo and torchtitan count embedding and loss as a layer each; where that does not come out even
-    either, the first stages get one layer more.
+    NeMo and torchtitan count embedding and loss as a layer each, which may be all that a stage has;
+    where that does not come out even either, the first stages get one layer more.
     """
     layers, chunks = row.n_layers or 0, pp * (row.vpp or 1 if pp > 1 else 1)
-    if layers % chunks == 0 or layers < chunks:
+    if layers % chunks == 0 or layers + 2 < chunks:
         return []
     size, rest = divmod(layers + 2, chunks)
-    if rest == 0 and size > 1:
+    if rest == 0 and chunks > 2:
         assumed.add("embedding and loss count as a layer each in the split over stages")
         return [size - 1, *[size] * (chunks - 2), size - 1]
+    if layers < chunks:
+        return []
     assumed.add("layers spread over the stages as evenly as they come")
     return even_stages(layers, chunks)
 
@@ -165,6 +179,10 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     if not text and has_word(row.framework, "dedloc"):
         # modules/gpt_modules.py of the source: both halves of a block are checkpoints
         assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
+        return "full"
+    if not text and has_word(row.framework, "torchtune") and "technique" not in row.notes:
+        # recipes/configs/llama3_1: enable_activation_checkpointing; ablations add what they name
+        assumed.add("recompute = full (not stated; torchtune's recipes for full fine-tuning)")
         return "full"
     if not text:
         value = str(stack.defaults.get("recompute", "none"))

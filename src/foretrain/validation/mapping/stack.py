@@ -16,6 +16,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"automodel", "fsdp", "NeMo AutoModel as FSDP"),
     (r"nemo|megatron-bridge", "nemo", ""),
     (r"torchtitan", "torchtitan", ""),
+    (r"kempnerforge", "torchtitan", "KempnerForge as torchtitan (FSDP2, torch.compile)"),
     (r"llm-foundry|composer", "llm-foundry", ""),
     (r"maxtext", "jax-xla", ""),
     (r"paxml|t5x|jax", "jax-xla", ""),
@@ -58,11 +59,19 @@ def map_stack(row: Row, assumed: Assumed) -> str:
         stack = "fsdp"
     if stack == "pytorch-eager" and has_word(row.notes, "[+ compile]"):
         stack = "pytorch-compile"
-    if stack == "pytorch-eager" and has_word(row.sharding, "fsdp"):
+    if stack == "pytorch-eager" and is_fsdp(row):
         stack = "fsdp"
     if stands_for:
         assumed.add(f"stack: {stands_for}")
     return stack
+
+
+def is_fsdp(row: Row) -> bool:
+    """Returns whether PyTorch shards the model: as stated; torchtune does on several GPUs."""
+    several = (row.n_gpus or 1) > 1
+    return has_word(row.sharding, "fsdp", "hsdp") or (
+        several and has_word(row.framework, "torchtune")
+    )
 
 
 def _megatron(row: Row, assumed: Assumed) -> str:

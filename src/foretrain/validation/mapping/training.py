@@ -23,7 +23,7 @@ def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         raise Unsupported("neither global batch nor micro-batch is stated")
     section: dict[str, Any] = {
         "sequence": row.seq_len,
-        "precision": _with_gradients(map_precision(row, stack, assumed), stack, assumed),
+        "precision": _precision(row, stack, assumed),
         "optimizer": map_optimizer(row),
     }
     if row.gbs:
@@ -39,6 +39,14 @@ def map_training(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     elif not row.mbs and not row.ga_steps:
         assumed.add("microbatch (not stated)")
     return section
+
+
+def _precision(row: Row, stack: Stack, assumed: Assumed) -> str | dict[str, str]:
+    """The precision word, or its roles where source or stack say more than a word holds."""
+    word = map_precision(row, stack, assumed)
+    if word == "pure-bf16" and has_word(row.precision, "fp32 gradient"):
+        return dict(_PURE_WITH_FP32_SUMS)
+    return _with_gradients(word, stack, assumed)
 
 
 def _with_gradients(word: str, stack: Stack, assumed: Assumed) -> str | dict[str, str]:
@@ -63,6 +71,14 @@ def _check_task(row: Row) -> None:
         raise Unsupported(f"the technique {technique[1].strip(' []+')!r} is not modelled")
 
 
+#: 16-bit weights and moments whose gradients are summed in fp32 (FSDP2's reduce_dtype).
+_PURE_WITH_FP32_SUMS = {
+    **dict.fromkeys(("compute", "weight", "grad", "moments"), "bf16"),
+    **dict.fromkeys(("grad_reduce", "grad_accumulate"), "fp32"),
+    "master": "none",
+}
+
+
 def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
     """Returns the precision word; where the source has none, the stack's default."""
     text = row.precision.lower()
@@ -82,6 +98,12 @@ def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
             if word == "fp32" and has_word(row.attention_impl, "flash"):
                 assumed.add("precision = tf32 (fp32 in the source, whose attention has no fp32)")
                 return "tf32"
+            if word == "bf16" and has_word(row.framework, "torchtune"):
+                # recipes/configs: dtype bf16 makes weights and moments of that type as well
+                assumed.add(
+                    "precision = pure-bf16 (torchtune's dtype holds for weights and moments)"
+                )
+                return "pure-bf16"
             if word:
                 return word
             break
