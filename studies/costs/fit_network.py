@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from least_squares import fit
+from network_constants import write_constants
 from network_data import Group, load_groups
 
 from foretrain.analysis.simplex import minimise
@@ -88,7 +89,7 @@ def main(folder: Path, *, leave_out: bool, write: bool) -> None:
         table = fitted_table(groups, present)
         _print_constants(table, groups)
         if write:
-            _write(table)
+            write_constants(table)
         _report("in sample", [(g, _ratios(g, table)) for g in groups])
         return
     items: list[tuple[Group, np.ndarray]] = []
@@ -364,30 +365,6 @@ def _report(title: str, items: Sequence[tuple[Group, np.ndarray]]) -> None:
             for band in bands
         ]
         print(f"  {name:20s} {' '.join(f'{c:16s}' for c in cells)}")
-
-
-def _write(table: Mapping[str, Any]) -> None:
-    """Puts the numbers of `table` into network.toml; comments and order stay."""
-    path = Path(calibration.__file__).parents[1] / "catalog" / "calibration" / "network.toml"
-    lines, entry, where = path.read_text().splitlines(), -1, ()
-    for i, line in enumerate(lines):
-        if line.startswith("["):
-            entry += line == "[[node]]"
-            where = tuple(line.strip("[]").split("."))
-            continue
-        key, equals, old = line.partition(" = ")
-        values: Any = table
-        if where[:2] == ("node", "curves"):
-            values = table["node"][entry]["curves"][where[2]]
-        elif where[:1] == ("fabric",):
-            for part in where:
-                values = values[part]
-        else:
-            continue
-        if equals and isinstance(values.get(key), int | float | list):
-            new = list(values[key]) if isinstance(values[key], list) else values[key]
-            lines[i] = line if old.partition("#")[0].strip() == repr(new) else f"{key} = {new}"
-    path.write_text("\n".join(lines) + "\n")
 
 
 def _print_constants(table: Mapping[str, Any], groups: Sequence[Group]) -> None:
