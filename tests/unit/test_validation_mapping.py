@@ -52,6 +52,19 @@ ROW = Row(
 )
 
 
+def test_chunks_that_nemo_does_not_state_are_those_of_its_configuration() -> None:
+    nemo = replace(
+        ROW, framework="NeMo/Megatron-Core", n_layers=96, hidden=18432, heads=96, ffn=73728,
+        n_gpus=256, tp=8, pp=8, dp=4, vocab=256000,
+    )  # fmt: skip
+    mapped = map_row(nemo)
+    assert mapped.run["plan"]["interleave"] == 12
+    assert any(line.startswith("vpp = 12") for line in mapped.assumed)
+    assert map_row(replace(nemo, vpp=6)).run["plan"]["interleave"] == 6
+    assert "interleave" not in map_row(replace(nemo, vpp=1)).run["plan"]
+    assert "interleave" not in map_row(replace(nemo, framework="Megatron-LM")).run["plan"]
+
+
 def test_pipelines_of_the_playbook_over_nodes_ran_with_checked_collectives() -> None:
     row = replace(ROW, family="ultrascale_playbook", framework="nanotron", n_gpus=16, tp=2, dp=4)
     checked = map_row(replace(row, pp=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import inf
+from dataclasses import replace
 from typing import Any
 
 from foretrain.stack import Stack
@@ -15,6 +16,16 @@ from foretrain.validation.rows import Row
 
 #: Bytes of model states per parameter: what a group of ranks has to hold at least.
 STATE_BYTES = 16.0
+#: Chunks per rank of NeMo's recommended configurations by layers, hidden, tp and pp (NVIDIA/NeMo,
+#: scripts/performance/recommended_model_configs/model_configs_h100.csv).
+NEMO_CHUNKS: Mapping[tuple[int | None, ...], int] = {
+    (96, 12288, 4, 8): 6,  # GPT-3 175B
+    (80, 8192, 4, 4): 5,  # Llama 3 70B
+    (80, 8192, 4, 8): 5,
+    (126, 16384, 8, 8): 8,  # Llama 3.1 405B
+    (96, 18432, 8, 8): 12,  # Nemotron-4 340B
+}
+
 #: Frameworks whose model-parallel degrees are 1 unless stated.
 _SHARDING_ONLY = ("fsdp", "ddp", "plain")
 
@@ -25,6 +36,7 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
     Raises:
         Unsupported: the degrees are not stated.
     """
+    row = _with_chunks(row, stack, assumed)
     plan: dict[str, Any] = {"preset": _preset(row, stack)}
     plan |= _degrees(row, str(plan["preset"]), assumed)
     if (row.cp or 1) > 1:
@@ -48,6 +60,15 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         # the trainer keeps gradients whole until the last micro-batch and reduces them once
         plan["overrides"] = {"": {"memory": {"grad_accumulator": {}}}}
     return plan
+
+
+def _with_chunks(row: Row, stack: Stack, assumed: Assumed) -> Row:
+    """The row with the chunks per rank of NeMo's own configuration where it states none."""
+    chunks = NEMO_CHUNKS.get((row.n_layers, row.hidden, row.tp, row.pp))
+    if stack.name != "nemo" or row.vpp is not None or chunks is None:
+        return row
+    assumed.add(f"vpp = {chunks} (NeMo's configuration of this model, not stated)")
+    return replace(row, vpp=chunks)
 
 
 def _preset(row: Row, stack: Stack) -> str:
