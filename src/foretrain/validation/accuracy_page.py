@@ -35,8 +35,11 @@ reaches a prediction, and no constant belongs to a row, a model or a family.
 Some constants were chosen with rows of this page in view, so these rows are no independent check:
 the factor 1.05 of kernels within a step (eight Megatron-LM runs on A100), the factor x/1.35 of the
 interval (all families: "in band" is in sample), host costs of the Megatron-DeepSpeed stacks
-(vtrain_groundtruth), the attention kernel of llm-foundry (two runs), the default stack of preset
-megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090 and V100
+(vtrain_groundtruth, whose steps of one node are also read as sums of blocks timed one by one,
+without the recompute that their source states), stacks of FlagPerf (by its scripts, looked up
+where predictions were too fast), the attention kernel of llm-foundry (two runs), the default stack
+of preset megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090
+and V100
 (ResNet-50), stragglers (nvidia_dgxc), element-wise work of the stacks of 2020 (BERT on one GPU of
 DLPerf), the host scale of nanotron (checked on ultrascale_playbook), the rate of its kernels, its
 gather of weights, checked collectives and rings over EFA (its models of 1B and 3B; that its
