@@ -151,3 +151,13 @@ def test_the_same_run_has_the_same_levers():
     run = make(plan_tp=2)
     result = predict(run)
     assert find_levers(run, result) == find_levers(run, result)
+
+
+def test_where_it_does_not_fit_a_knob_is_turned_as_far_as_needed():
+    levers, result = levers_of(make(training_microbatch=8, training_sequence=8192, plan_tp=1))
+    assert not result.fits
+    fitting = [lever for lever in levers if lever.fits_after]
+    assert len(fitting) == 3
+    (micro,) = [v for v in fitting if "training.microbatch" in v.changes]
+    assert micro.changes["training.microbatch"] == 2  # half is not enough
+    assert [v.gain for v in fitting] == sorted((v.gain for v in fitting), reverse=True)

@@ -198,6 +198,19 @@ def test_a_flat_gather_copies_the_new_weights_twice_and_one_copy_finds_no_hole()
     assert alone.flat_step_bytes == 0.0
 
 
+def test_every_rank_holds_the_whole_table_of_learned_positions() -> None:
+    spec = resolve_model(
+        {"family": "gpt", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "max_positions": 32}
+    )
+    assert isinstance(spec, ModelSpec)
+
+    def held(*, sequence_parallel: bool) -> float:
+        plan = Plan(tp=2, zero=0, sequence_parallel=sequence_parallel)
+        return compile_small(spec, plan, 2).program.classes[0].persistent["weights"]
+
+    assert held(sequence_parallel=True) == held(sequence_parallel=False)
+
+
 def test_units_of_one_micro_batch_are_no_pipeline() -> None:
     """FSDP writes an entry for every unit: one micro-batch is alive all the same."""
     program = compile_small(llama(), Plan(preset="fsdp", zero=3), 4).program

@@ -163,7 +163,7 @@ def _recompute(run: RunSpec, result: Result) -> list[Candidate]:
 
 def _microbatch(run: RunSpec, result: Result) -> list[Candidate]:
     parts, size = result.time_parts, run.training.microbatch
-    activations = _share(result, "activation", "logit")
+    activations = _share(result, "activation", "logit", "temporary")
     larger = parts.host + BATCH_EFFICIENCY * parts.compute + _exposed(result, "dp")
     smaller = (parts.bubble + parts.wait) / 2
     found: list[Candidate] = []

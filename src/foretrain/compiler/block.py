@@ -314,6 +314,16 @@ class _Repeat:
         self.launches += self.flow.run(op, own, {}, recomputed=True)
 
 
+def _held(used: Layout) -> Layout:
+    """Returns how a rank holds a weight: a table of positions whole, whatever part it reads.
+
+    Megatron adds positions before it scatters a sequence; nobody splits such a table over ranks.
+    """
+    if not used.axes("position"):
+        return used
+    return layout({dim: axes for dim, axes in used.shards if dim != "position"}, used.partial)
+
+
 def _weights(
     block: Block, backward: Backward, flow: Flow, nodes: Sequence[Node], layer: int
 ) -> tuple[WeightUse, ...]:
@@ -330,7 +340,7 @@ def _weights(
         uses.append(
             WeightUse(
                 tensor=weight,
-                used=flow.weights.get(weight.name, Layout()),
+                used=_held(flow.weights.get(weight.name, Layout())),
                 partial=flow.produced[grad].partial if grad else (),
                 stored=flat("weight"),
                 accumulated=flat("grad_accumulator"),
