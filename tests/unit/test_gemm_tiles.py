@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, inf
 
 import numpy as np
 import pytest
 
 from foretrain.cost.calibration import load
+from foretrain.cost.compute.gemm import price
 from foretrain.cost.compute.gemm_tiles import SPLITS, Rates, gemm_seconds, tile_set
+from foretrain.cost.machine import Machine
 from foretrain.cost.model import build_cost_model
 from foretrain.hardware.grammar import parse_cluster
+from foretrain.hardware.names import find_device
 from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
 
@@ -170,3 +174,42 @@ def test_sustained_load_slows_products_of_a_step_only(device, dtype, share):
     )
     beyond = load("step")["compute"]
     assert burst / (step / beyond) == pytest.approx(share, abs=0.02)
+
+
+def kernel_us(device, dtype, kernel, *shapes):
+    """Times of forward GEMMs (m, n, k) by a named kernel ("" for any), in microseconds."""
+    stack = replace(load_stack("pytorch-eager"), gemm_kernel=kernel)
+    machine = Machine(device=find_device(device), stack=stack, warm=False)
+    events = [
+        ComputeEvent(
+            op="gemm", direction="forward", dtype=dtype, flops=0.0, bytes=0.0,
+            shape=tuple(zip("mnk", (float(x) for x in shape), strict=True)),
+        )
+        for shape in shapes
+    ]  # fmt: skip
+    return [1e6 * answer.value_s for answer in price(events, machine)]
+
+
+def test_a_call_outside_of_graphs_waits_for_its_host_and_longer_for_odd_rows():
+    even, odd = kernel_us(
+        "b200-sxm", "fp8_block", "DeepGemmFp8BlockScaledMMKernel", (16, 512, 512), (17, 512, 512)
+    )
+    assert 150 < even < odd - 30  # 177 and 233 us in the table of kernels
+
+
+def test_a_kernel_with_one_tile_pays_for_rows_that_it_does_not_have():
+    kernel = "CutlassFP8ScaledMMLinearKernel"
+    few, full = kernel_us("h100-sxm", "fp8", kernel, (257, 16384, 8192), (512, 16384, 8192))
+    assert few > 0.95 * full
+
+
+def test_a_cast_by_rows_costs_as_much_for_short_rows():
+    kernel = "CutlassFP8ScaledMMLinearKernel"
+    short, longer = kernel_us("h100-sxm", "fp8", kernel, (8192, 64, 64), (8192, 64, 256))
+    assert 45 < short < longer < 1.2 * short  # 60 us in the table
+
+
+def test_units_of_a_kernel_may_be_others_than_those_of_its_dtype():
+    (xla,) = kernel_us("mi300x", "fp32", "xla", (4096, 4096, 4096))
+    (usual,) = kernel_us("mi300x", "fp32", "", (4096, 4096, 4096))
+    assert xla < 2 * 4096**3 / 163.4e12 * 1e6 < usual

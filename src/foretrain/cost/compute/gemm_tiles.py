@@ -147,7 +147,8 @@ def gemm_seconds(
     chosen = np.empty((3, *m.shape), dtype=np.int64)
     tiles = tile_set(constants["tiles"])
     unfilled = b * np.ceil(m / 128.0) * np.ceil(n / 128.0) < 2.0 * rates.sms
-    splittable = unfilled & (k >= 256.0 * SPLITS[0]) & tiles.split
+    may_split = tiles.split and bool(constants.get("split", True))
+    splittable = unfilled & (k >= 256.0 * SPLITS[0]) & may_split
     for splits, where in (((1,), ~splittable), ((1, *SPLITS), splittable)):
         index = np.flatnonzero(where)
         for start in range(0, len(index), _BLOCK):

@@ -46,8 +46,7 @@ _TILE = {
     "form": "tile",
     "tiles": "basic",
     "t0_us": 0.0,
-    "sigma_us": 1e6,
-    "beta": 1.0,
+    "split": False,
     "clock_ms": 1.0,
 }
 
