@@ -99,7 +99,7 @@ def test_several_processes_give_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ({"pp": "8", "n_gpus": "8"}, "virtual stages"),
         ({"gbs": "3", "mbs": "2"}, "global_batch 3 is not a multiple"),
-        ({"cp": "2"}, "context parallelism"),
+        ({"cp": "2"}, "cp 2 = 4 does not divide the 2 devices"),
         ({"tp": "3", "n_gpus": "6", "dp": ""}, "tp 3 does not divide"),
     ],
 )
