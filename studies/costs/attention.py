@@ -2,8 +2,8 @@
 
     python studies/costs/attention.py DATA [--write]
 
-DATA is the folder with ops/aic_attention_context.parquet, aic_attention_encoder, aic_mla_context and
-cudnn_sdpa_fwd_bwd. One in three head configurations (heads x KV heads x head_dim; the
+DATA is the folder with ops/aic_attention_context.parquet, aic_attention_encoder, aic_mla_context
+and cudnn_sdpa_fwd_bwd. One in three head configurations (heads x KV heads x head_dim; the
 whole model in the cuDNN table) is left out of each fit; the error printed is that of those rows.
 Takes about three minutes on one core.
 """
@@ -51,7 +51,13 @@ KERNELS = (
     ("vllm_flash_attn_fa4", "", "flash4-vllm"),
 )
 #: Case, dtype, in the order of fitting: a window takes the efficiencies of its kernel from causal.
-CASES = (("causal", "bf16"), ("window", "bf16"), ("full", "bf16"), ("causal", "fp8"), ("window", "fp8"))
+CASES = (
+    ("causal", "bf16"),
+    ("window", "bf16"),
+    ("full", "bf16"),
+    ("causal", "fp8"),
+    ("window", "fp8"),
+)
 LEAST = 60
 #: Kernels with other code for windows (Triton computes what it masks).
 OWN_WINDOW = ("triton",)
@@ -143,7 +149,9 @@ def fit_case(
     A head_dim with OWN rows or more gets constants of its own beside those of all. `known` are the
     efficiencies of the same kernel without a window.
     """
-    rows = rows.assign(head=[head_name(*p) for p in zip(rows.head_dim, rows.head_dim_v, strict=True)])
+    rows = rows.assign(
+        head=[head_name(*p) for p in zip(rows.head_dim, rows.head_dim_v, strict=True)]
+    )
     out = held_out(rows["key"].tolist())
     if out.sum() < 5 or (~out).sum() < 10:
         out = np.zeros(len(rows), dtype=bool)

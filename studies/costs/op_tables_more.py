@@ -94,7 +94,7 @@ def cudnn_sdpa(folder: Path) -> pd.DataFrame:
                  "num_q_heads": "heads", "num_kv_heads": "kv_heads", "head_dim_qk": "head_dim",
                  "head_dim_vo": "head_dim_v"}
     )  # fmt: skip
-    sure = frame.deterministic_bwd.fillna(False).astype(bool)
+    sure = frame.deterministic_bwd.astype(str).eq("True")
     frame = frame.assign(
         device="gb200",
         dtype=frame.data_type.replace({"bfloat16": "bf16"}),
@@ -245,7 +245,11 @@ def deepbench_conv(folder: Path) -> pd.DataFrame:
         oh=(frame.h + 2 * frame.pad_h - frame.r) // frame.stride_h + 1,
         ow=(frame.w + 2 * frame.pad_w - frame.s) // frame.stride_w + 1,
     )  # fmt: skip
-    ways = {"fwd_ms": "forward", "bwd_data_ms": "backward_input", "bwd_weight_ms": "backward_weight"}
+    ways = {
+        "fwd_ms": "forward",
+        "bwd_data_ms": "backward_input",
+        "bwd_weight_ms": "backward_weight",
+    }
     parts = [frame.assign(**{"ms": frame[c], "pass": way}) for c, way in ways.items()]
     return _convolution(pd.concat(parts), "deepbench_conv", launch_included=False)
 

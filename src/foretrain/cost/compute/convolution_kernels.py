@@ -14,9 +14,10 @@
                 vector peak, FLOP counted whole
 
 Winograd: 3x3, stride 1, fp32, no groups. A strided input gradient computes zeros: a of the two
-powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run transposed. Groups with few channels are joined
-into block-diagonal products. Constants: catalog/calibration/convolution_fitted.toml, by
-studies/costs/convolution.py. Explained in docs/explain/costs.md.
+powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run
+transposed. Groups with few channels are joined into block-diagonal products. Constants:
+catalog/calibration/convolution_fitted.toml, by studies/costs/convolution.py. Explained in
+docs/explain/costs.md.
 """
 
 from __future__ import annotations

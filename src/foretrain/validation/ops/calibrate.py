@@ -268,7 +268,7 @@ def pricer(outcomes: Sequence[OpOutcome], machines: Sequence[Machine]) -> Callab
     """
     events = [event for outcome in outcomes for event in outcome.events]
     counts = [len(outcome.events) for outcome in outcomes]
-    owner = np.repeat(np.arange(len(outcomes)), counts)
+    owner = [i for i, count in enumerate(counts) for _ in range(count)]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     groups: dict[tuple[Callable[..., list[Answer]], str], list[int]] = {}
     for i, event in enumerate(events):
