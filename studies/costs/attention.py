@@ -2,8 +2,8 @@
 
     python studies/costs/attention.py DATA [--write]
 
-DATA is the folder with ops/aic_attention_context.parquet, aic_attention_encoder, aic_mla_context and
-cudnn_sdpa_fwd_bwd. One in three head configurations (heads x KV heads x head_dim; the
+DATA is the folder with ops/aic_attention_context.parquet, aic_attention_encoder, aic_mla_context
+and cudnn_sdpa_fwd_bwd. One in three head configurations (heads x KV heads x head_dim; the
 whole model in the cuDNN table) is left out of each fit; the error printed is that of those rows.
 Takes about three minutes on one core.
 """

@@ -64,7 +64,7 @@ def vectors(data: Path) -> None:
 
 def _vectors(device: Device, ops: tuple[str, ...], rows: pd.DataFrame, limit: float) -> None:
     out = held_out([f"{h:g}" for h in rows.H])
-    long = (rows.H > limit).to_numpy() & (ops[0] == "softmax")
+    long = (limit < rows.H).to_numpy() & (ops[0] == "softmax")
     moved, measured = rows.bytes.to_numpy(), rows.latency_ms.to_numpy() * 1e-3
     floor, which = rows.floor.to_numpy(), rows.which.to_numpy()
     weight = np.where(moved > BIG, 1.0, 0.3)

@@ -181,7 +181,8 @@ COLUMNS = (
     "id", "device", "op", "pass", "dtype", "stack", "launch_included", "latency_us",
     "b", "m", "n", "k", "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v",
     "causal", "window", "c", "h", "w", "r", "s", "stride", "padding", "groups", "oh", "ow",
-    "tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "gated", "distribution", "rows", "cols", "operands",
+    "tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "gated", "distribution", "rows",
+    "cols", "operands",
 )  # fmt: skip
 
 

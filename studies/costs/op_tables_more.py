@@ -94,7 +94,7 @@ def cudnn_sdpa(folder: Path) -> pd.DataFrame:
                  "num_q_heads": "heads", "num_kv_heads": "kv_heads", "head_dim_qk": "head_dim",
                  "head_dim_vo": "head_dim_v"}
     )  # fmt: skip
-    sure = frame.deterministic_bwd.fillna(False).astype(bool)
+    sure = frame.deterministic_bwd.astype(str).eq("True")
     frame = frame.assign(
         device="gb200",
         dtype=frame.data_type.replace({"bfloat16": "bf16"}),

@@ -17,6 +17,7 @@ from foretrain.cost.model import build_cost_model
 from foretrain.hardware.grammar import parse_cluster
 from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
+from foretrain.validation.ops.predict import timed_alone
 
 pd = pytest.importorskip("pandas", reason="needs foretrain[data]")
 pytest.importorskip("pyarrow", reason="needs foretrain[data]")
@@ -83,17 +84,21 @@ def test_convolution_of_three_directions(measurements: Path, gpu, device, dtype,
 @pytest.mark.parametrize(
     ("gpu", "device", "op", "bound"),
     [
-        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb", "elementwise", 0.06),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb", "elementwise", 0.05),
         ("Tesla V100-PCIE-32GB", "v100-pcie-32gb", "softmax", 0.12),
         ("Tesla V100-PCIE-32GB", "v100-pcie-32gb", "layernorm", 0.12),
-        ("Tesla T4", "t4", "elementwise", 0.06),
+        ("Tesla T4", "t4", "elementwise", 0.05),
         ("Tesla T4", "t4", "softmax", 0.12),
         ("AMD Instinct MI100", "mi100", "softmax", 0.15),
-        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb", "elementwise", 0.10),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb", "elementwise", 0.06),
     ],
 )
 def test_memory_bound_operators(measurements: Path, gpu, device, op, bound):
-    """Over 64 MB, where the launch of a PyTorch call (15 to 60 us, added) no longer decides."""
+    """Over 64 MB, where the launch of a PyTorch call (15 to 60 us, added) no longer decides.
+
+    Element-wise calls end on the host before a long kernel does: 15 to 25 us of a floor of 26 to 57
+    stay beside it (studies/costs/memory.py); they are priced as `validate ops` does.
+    """
     names = {"elementwise": ("add", "mul", "relu", "gelu"), "softmax": ("softmax",)}
     frame = pd.read_parquet(measurements / "ops" / "neusight_vector_fp32.parquet")
     frame = frame[(frame.gpu == gpu) & frame.op.isin(names.get(op, ("ln",)))]
@@ -116,6 +121,9 @@ def test_memory_bound_operators(measurements: Path, gpu, device, op, bound):
     stack = replace(load_stack("megatron-te"), kernels={}, eager_bytes={})
     prices = build_cost_model(parse_cluster(f"1x1 {device}"), stack, warm=False).price(events)
     measured = frame.latency_ms.to_numpy() * 1e-3
-    errors = np.abs((prices.value_s + frame.launch.to_numpy() * 1e-3) / measured - 1)
+    whole = prices.value_s + frame.launch.to_numpy() * 1e-3
+    if op == "elementwise":
+        whole = timed_alone(prices.value_s, np.full(len(frame), 20e-6), np.ones(len(frame), bool))
+    errors = np.abs(whole / measured - 1)
     assert len(errors) >= 20
     assert errors.mean() < bound

@@ -3,7 +3,7 @@
     w    = H ceil(s_q/tile) / SM           H = batch x query heads
     W    = max(a, q ceil(w) + (1 - q) w)
     L    = s_kv | min(s_kv, roundup(window + tile, 128)) where the kernel skips what it masks
-    span = L + k0 | L - (L - tile) L / (2 s_kv) + k0 causal: tile i sees i tile, L at most
+    span = L + k0 | L - (L - tile) L / (2 s_kv) + k0 causal: tile i sees i tile keys, and L at most
     t_c  = max(W tile f span, a tile f (L + k0)) SM / (P e_D d)          f = 2 d_qk + 2 d_v
     d    = (1 + F / (P 1 ms)) ** -p        long kernels run at a lower clock; F: FLOP of the event
     t_m  = batch bytes(q, k, v, o) / (B e_b)

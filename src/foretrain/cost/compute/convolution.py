@@ -62,16 +62,14 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
         vector, word = kernels.vector, "without tensor cores"
         whole = filled(x)
         best = direct(whole, direction, kernels.rates, kernels.constants, kernels.size)
-        half = float(kernels.constants.get("half", 1.0))
-        other = half * direct(x, direction, vector.rates, vector.constants, kernels.size)
+        other = direct(x, direction, vector.rates, vector.constants, kernels.size)
         odd = whole.flops > x.flops
         other = np.where(odd, other, np.inf)
         if kernels.constants.get("whole_units"):
             best = np.where(odd, np.inf, best)
     name[other < best] = word
     best = np.minimum(best, other)
-    plain = (kernels.vector or kernels).rates.peak
-    other = narrow(x, direction, plain, kernels.constants)
+    other = narrow(x, kernels.rates.peak, kernels.constants)
     name[other < best] = "few channels"
     best = np.minimum(best, other)
     limit = float(kernels.constants.get("weight_limit", np.inf))

@@ -8,10 +8,9 @@
     non-fused   Winograd F(4x4, 3x3): 36 products of n ceil(oh/4) ceil(ow/4) x k x c, and kernels
                 that transform image, filter and result through memory
     no units    tensor cores want channels in multiples of 8: else zeros fill them up, or vector
-                units run the direct GEMM (always, in entries with whole_units: cuDNN 7), which
-                takes `half` times as long on 16-bit numbers
-    narrow      up to 4 channels or filters: kernels without tiles, at the share `narrow` of the
-                vector peak, FLOP counted whole
+                units run the direct GEMM (always, in entries with whole_units: cuDNN 7)
+    narrow      fp32, up to 4 channels or filters: kernels without tiles, at the share `narrow` of
+                the peak, FLOP counted whole
 
 Winograd: 3x3, stride 1, fp32, no groups. A strided input gradient computes zeros: a of the two
 powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run
@@ -116,9 +115,9 @@ def winograd(x: Images, direction: str, rates: Rates, constants: Mapping[str, An
     return best
 
 
-def narrow(x: Images, direction: str, peak: float, constants: Mapping[str, Any]) -> Array:
+def narrow(x: Images, peak: float, constants: Mapping[str, Any]) -> Array:
     """Returns the seconds of kernels for few channels; infinite where there are none."""
-    share = float(constants.get("narrow_weight" if direction == "backward_weight" else "narrow", 0))
+    share = float(constants.get("narrow", 0.0))
     few = (np.minimum(x.c, x.k) <= NARROW) & (x.groups == 1.0)
     return np.where(few & (share > 0.0), x.flops / (peak * max(share, 1e-9)), np.inf)
 

@@ -40,7 +40,7 @@ WIDTHS: Mapping[str, Mapping[str, float]] = {
     "attention": {"e": 0.3, "e_b": 0.3, "t0_us": 0.4, "k0": 0.4, "g": 0.3},
     "conv2d": {
         "e_c": 0.4, "e_b": 0.2, "t0_us": 0.5, "k0": 0.4, "input": 0.3, "weight": 0.3, "fused": 0.2,
-        "non_fused": 0.3, "transform": 0.3, "half": 0.4, "narrow": 0.7, "narrow_weight": 0.7,
+        "non_fused": 0.3, "transform": 0.3, "narrow": 0.7,
     },
     "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "row_ns": 0.4},
 }  # fmt: skip
