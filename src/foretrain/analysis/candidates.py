@@ -215,7 +215,7 @@ def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
                 kind="tp",
                 title=title,
                 run=changed_plan(run, **changes, dp=None),
-                changes=_paths(changes, run),
+                changes=_paths(changes, run) | _dp_path(run, tp * plan.pp),
                 saves_s=saves,
                 frees=0.45 if up else -_grows(run, result, "activation", "logit"),
             )
@@ -242,7 +242,7 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
                 kind="pp",
                 title=f"pp {plan.pp} -> {pp} (dp {plan.dp} -> {_dp(run, plan.tp * pp)})",
                 run=changed_plan(run, **changes, dp=None),
-                changes=_paths(changes, run),
+                changes=_paths(changes, run) | _dp_path(run, plan.tp * pp),
                 saves_s=saves,
                 frees=0.45 * _grows(run, result) if up else -_grows(run, result),
             )
@@ -350,6 +350,16 @@ def _interleave(run: RunSpec, result: Result) -> list[Candidate]:
             frees=-0.05,
         )
     ]
+
+
+def gives_dp(run: RunSpec) -> bool:
+    """Returns whether the run file says dp, which then has to follow tp and pp."""
+    given: object = run.source.get("plan")
+    return isinstance(given, Mapping) and "dp" in given
+
+
+def _dp_path(run: RunSpec, model_parallel: int) -> dict[str, Any]:
+    return {"plan.dp": _dp(run, model_parallel)} if gives_dp(run) else {}
 
 
 def _dp(run: RunSpec, model_parallel: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
-from foretrain.analysis.candidates import changed_plan
+from foretrain.analysis.candidates import changed_plan, gives_dp
 from foretrain.frontends.spec import ConvSpec
 from foretrain.run.spec import RunSpec
 from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, divisors, tensor_degrees
@@ -82,7 +82,6 @@ def distance(one: OtherPlan, other: OtherPlan) -> float:
         for x, y in (
             (a.plan.tp, b.plan.tp),
             (a.plan.pp, b.plan.pp),
-            (a.plan.cp, b.plan.cp),
             (a.training.microbatch, b.training.microbatch),
         )
     )
@@ -163,12 +162,6 @@ def _changed(
         changed = replace(changed, training=training)
         changes["training.microbatch"] = microbatch
     return OtherPlan(run=changed, changes=changes)
-
-
-def gives_dp(run: RunSpec) -> bool:
-    """Returns whether the run file says dp, which then has to follow tp and pp."""
-    given: object = run.source.get("plan")
-    return isinstance(given, Mapping) and "dp" in given
 
 
 def valid(run: RunSpec) -> bool:

@@ -35,7 +35,7 @@ class QuickModel(StepModel):
 
     @property
     def short(self) -> RunSpec:
-        """Returns the run with fewer micro-batches: it holds as many of them at once."""
+        """Returns the run with fewer micro-batches, which holds about as many of them at once."""
         return self._few.run
 
     @cached_property

@@ -74,7 +74,7 @@ class StepModel:
 
     @property
     def short(self) -> RunSpec:
-        """Returns a run that needs the same memory, as short as it may be."""
+        """Returns a run that needs no more memory, as short as it may be."""
         return self.run
 
     @cached_property

@@ -71,10 +71,10 @@ def separate(
     fastest = min((model.base_s for _, model in found), default=0.0)
     options = [(s, model) for s, model in found if model.base_s <= SLOWEST * fastest]
     options.sort(key=lambda o: (-round(o[0].merit(noise) / noise, 1), len(o[0].plan.changes)))
-    for separation, model in options:
+    for separation, _ in options:
         if max(separation.distances) <= CLEAR * noise:
             continue
-        if predict(model.short).fits:
+        if predict(separation.plan.run).fits:
             return separation
     return None
 

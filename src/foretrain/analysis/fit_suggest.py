@@ -86,6 +86,8 @@ def suggest(run: RunSpec, *, noise: float = NOISE, progress: Progress | None = N
     if search.hidden(chosen):
         search.look(shorter := shorter_plans(run), rare=True)
         chosen = search.best() if shorter else chosen
+    while chosen and not search.whole_fits(chosen):
+        chosen = search.best()
     if chosen is None:
         raise InputError(
             Problem(
@@ -202,6 +204,12 @@ class _Search:
         steps = [m.base_s for m in self.seen.values() if m.run.training.sequence == given]
         fastest = min(steps, default=0.0)
         return [i for i, model in self.seen.items() if model.base_s <= SLOWEST * fastest]
+
+    def whole_fits(self, chosen: Triple) -> bool:
+        """Returns whether plans fit with all their micro-batches; those that do not are out."""
+        for i in chosen:
+            self.fits[i] = predict(self.plans[i].run).fits
+        return all(self.fits[i] for i in chosen)
 
     def _fits(self, i: int) -> bool:
         if i not in self.fits:
