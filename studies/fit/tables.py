@@ -14,7 +14,7 @@ from foretrain.analysis.fit_response import CONSTANTS
 
 Row = dict[str, str]
 CLASSES = ("silent", "weak", "clear")
-BINS = ((0.6, 0.8), (0.8, 0.9), (0.9, 0.95), (0.95, 0.99), (0.99, 1.01))
+BINS = ((0.667, 0.8), (0.8, 0.9), (0.9, 0.95), (0.95, 0.99), (0.99, 1.01))
 
 
 def say(line: str) -> None:
@@ -43,9 +43,8 @@ def outcome(rows: Sequence[Row]) -> str:
 
 def table(title: str, rows: Sequence[Row], groups: dict[str, Callable[[Row], bool]]) -> None:
     """Prints one table with a row per group."""
-    say(
-        f"\n{title}\n\n| | cases | named rightly | wrongly | ideal observer |\n|---|---:|---:|---:|---:|"
-    )
+    say(f"\n{title}\n\n| | cases | named rightly | wrongly | ideal observer |")
+    say("|---|---:|---:|---:|---:|")
     for name, wanted in groups.items():
         say(f"| {name} | {outcome([row for row in rows if wanted(row)])} |")
 

@@ -19,8 +19,8 @@ from foretrain.errors import InputError, Problem
 
 #: Repeated measurements of a step differ by about this share.
 NOISE = 0.02
-#: A cause is named when it is this probable: half as probable again as all else together.
-NAMED = 0.6
+#: A cause is named when it is this probable: twice as probable as all else together.
+NAMED = 2.0 / 3.0
 #: What is this many times less probable than the best explanation is no rival of it.
 NO_RIVAL = 20.0
 #: Nothing needs an explanation unless one is this many times more probable than none.
