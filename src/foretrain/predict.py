@@ -110,7 +110,7 @@ def predict(
     refuses operators without a cost model; `timeline` fills Result.timeline; `adjust` scales
     constants of the cost model; what `calibration` has measured wins over them.
     """
-    with _collector_paused():
+    with collector_paused():
         return _predict(
             run,
             flat=flat,
@@ -123,7 +123,7 @@ def predict(
 
 
 @contextmanager
-def _collector_paused() -> Generator[None]:
+def collector_paused() -> Generator[None]:
     """Yields with the cycle collector off.
 
     A prediction makes up to millions of small objects that nearly all live to its end; to walk

@@ -1,6 +1,6 @@
 """How often `foretrain fit` names a planted fault from three runs that differ in plan only.
 
-    python studies/fit/recognise.py cases.csv [JOB...]     # about an hour on two cores; resumes
+    python studies/fit/recognise.py cases.csv [ARM...] [JOB...]     # a minute or two a job; resumes
     python studies/fit/tables.py cases.csv                 # the tables of docs/explain/fit.md
 
 For every job of jobs.py: a constant is made 20 to 50 % better or worse, the steps of three runs are
@@ -10,11 +10,14 @@ anything was run:
 - `random` triples: three plans drawn from those that fit in memory, keep tp inside a node and are
   at most four times slower than the fastest drawn; the same model, sequence, batch, cluster, stack.
 - `suggested` triples: what `suggest` proposes, which knows nothing of the fault.
+- A constant that the cluster does not have (NICs of a single node, links between the devices of
+  nodes with one device) cannot be off: there are no such cases.
 - A case is *silent* when the planted fault moves no step of the three by more than the noise (2 %),
   *weak* up to 6 %, else *clear*. All are counted, apart.
 - `none`: nothing is planted. `two`: two constants are off at once. `scatter`: one constant is off,
   and steps scatter by 5 % instead of 2 %, as if the model had an error of its own from plan to
   plan; `fit` is told 2 % (`scatter`) or 5 % (`told`). These three on suggested triples.
+- `ideal` is what an observer would say who knows all but the noise and which constant it is.
 """
 
 from __future__ import annotations
@@ -31,34 +34,41 @@ import jobs
 
 from foretrain.analysis.fit import NOISE, fit
 from foretrain.analysis.fit_plans import SLOWEST, OtherPlan, other_plans
+from foretrain.analysis.fit_quick import quick_model
 from foretrain.analysis.fit_response import CONSTANTS, StepModel
 from foretrain.analysis.fit_search import Measured
 from foretrain.analysis.fit_suggest import suggest
 from foretrain.cost.adjust import Adjustments
 from foretrain.errors import ForetrainError
+from foretrain.hardware.cluster import Cluster
 from foretrain.predict import predict
 
-POOL, TRIPLES, DRAWS = 6, 8, 8
+ARMS = ("random", "suggested", "none", "two", "scatter", "told")
+POOL, TRIPLES = 6, 8
+SCATTER = 0.05
 FACTORS = (0.5, 0.6, 0.7, 0.8, 1.2, 1.3, 1.4, 1.5)
 BEYOND = 3  # cases per constant of the arms none, two, scatter, told
 FIELDS = (
     "job", "held_out", "arm", "plans", "constant", "factor", "effect", "verdict", "named",
-    "probability", "tied",
+    "probability", "tied", "ideal",
 )  # fmt: skip
 
 Runs = list[tuple[OtherPlan, StepModel]]
 
 
-def main(out: Path, names: Sequence[str]) -> None:
-    """Appends the cases of every job that `out` does not have yet."""
-    done: set[str] = set()
+def main(out: Path, words: Sequence[str]) -> None:
+    """Appends the cases of every job and arm that `out` does not have yet."""
+    done: set[tuple[str, str]] = set()
     if out.exists():
         with out.open(newline="") as file:
-            done = {row["job"] for row in csv.DictReader(file)}
-    for job in (*jobs.DEVELOPMENT, *jobs.HELD_OUT):
-        if job.name in done or (names and job.name not in names):
-            continue
-        rows = [{"job": job.name, "held_out": job in jobs.HELD_OUT, **c} for c in cases(job)]
+            done = {(row["job"], row["arm"]) for row in csv.DictReader(file)}
+    every = (*jobs.DEVELOPMENT, *jobs.HELD_OUT)
+    names = [word for word in words if word not in ARMS]
+    for job in [j for j in every if j.name in names] if names else every:
+        wanted = [arm for arm in ARMS if arm in words or words == names]
+        wanted = [arm for arm in wanted if (job.name, arm) not in done]
+        found = [*cases(job, wanted)]
+        rows = [{"job": job.name, "held_out": job in jobs.HELD_OUT, **row} for row in found]
         new = not out.exists()
         with out.open("a", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -67,26 +77,48 @@ def main(out: Path, names: Sequence[str]) -> None:
             writer.writerows(rows)
 
 
-def cases(job: jobs.Job) -> Iterator[dict[str, object]]:
-    """Yields one row per simulated case of a job."""
-    draw = random.Random(job.name)
-    pool = _pool(job, draw)
-    for _ in range(TRIPLES):
-        runs = draw.sample(pool, 3)
-        for constant in CONSTANTS:
-            yield case("random", runs, {constant: fault(draw)}, draw)
+def cases(job: jobs.Job, arms: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Yields one row per simulated case of a job; every arm draws from a seed of its own."""
+    planted = has(job.run().cluster)
+    if "random" in arms:
+        draw = random.Random(job.name)
+        pool = _pool(job, draw)
+        for _ in range(TRIPLES):
+            runs = draw.sample(pool, 3)
+            for constant in planted:
+                yield case("random", runs, {constant: fault(draw)}, draw)
+    if not set(arms) - {"random"}:
+        return
     found = suggest(job.run())
-    runs = [(plan, StepModel(plan.run)) for plan in found.plans]
-    for constant in CONSTANTS:
-        for i in range(DRAWS):
-            yield case("suggested", runs, {constant: FACTORS[i % len(FACTORS)]}, draw)
-        for _ in range(BEYOND):
-            other = draw.choice([c for c in CONSTANTS if c != constant])
-            yield case("none", runs, {}, draw)
-            yield case("two", runs, {constant: fault(draw), other: fault(draw)}, draw)
-            yield case("scatter", runs, {constant: fault(draw)}, draw, scatter=0.05)
-            told = {"scatter": 0.05, "noise": 0.05}
-            yield case("told", runs, {constant: fault(draw)}, draw, **told)
+    runs = [(plan, quick_model(plan.run)) for plan in found.plans]
+    for arm in arms:
+        draw = random.Random(f"{job.name} {arm}")
+        for constant in planted:
+            if arm == "suggested":
+                for factor in FACTORS:
+                    yield case(arm, runs, {constant: factor}, draw)
+            elif arm != "random":
+                for _ in range(BEYOND):
+                    yield _beyond(arm, runs, constant, planted, draw)
+
+
+def _beyond(
+    arm: str, runs: Runs, constant: str, planted: Sequence[str], draw: random.Random
+) -> dict[str, object]:
+    if arm == "none":
+        return case(arm, runs, {}, draw)
+    if arm == "two":
+        other = draw.choice([c for c in planted if c != constant])
+        return case(arm, runs, {constant: fault(draw), other: fault(draw)}, draw)
+    noise = NOISE if arm == "scatter" else SCATTER
+    return case(arm, runs, {constant: fault(draw)}, draw, scatter=SCATTER, noise=noise)
+
+
+def has(cluster: Cluster) -> list[str]:
+    """Returns the constants that a cluster has: no other can be off."""
+    missing = {"nic"} if cluster.nodes == 1 else set[str]()
+    missing |= {"scaleup"} if cluster.devices_per_node == 1 else set[str]()
+    return [constant for constant in CONSTANTS if constant not in missing]
 
 
 def case(
@@ -117,7 +149,27 @@ def case(
         "named": found.named or "",
         "probability": f"{found.probability.get(best, 0.0):.3f}",
         "tied": " ".join(found.tied),
+        "ideal": ideal(measured) if arm in ("random", "suggested") else "",
     }
+
+
+def ideal(runs: Sequence[Measured]) -> str:
+    """Returns what an observer names who knows more than any `fit` can: the bound of this study.
+
+    It knows that exactly one constant is off, by one of `FACTORS`, how much noise there is, and
+    every step that would follow; it names the most probable constant, however improbable.
+    """
+    evidence: dict[str, float] = {}
+    for constant in has(runs[0].model.run.cluster):
+        misses = [
+            sum(
+                log(true_step_s(run.model, Adjustments(**{constant: factor})) / run.step_s) ** 2
+                for run in runs
+            )
+            for factor in FACTORS
+        ]
+        evidence[constant] = sum(exp(-0.5 * miss / NOISE**2) for miss in misses)
+    return max(evidence, key=lambda constant: evidence[constant])
 
 
 def fault(draw: random.Random) -> float:
@@ -142,7 +194,7 @@ def _pool(job: jobs.Job, draw: random.Random) -> Runs:
             break
         try:
             if predict(plan.run).fits:
-                found.append((plan, StepModel(plan.run)))
+                found.append((plan, quick_model(plan.run)))
         except ForetrainError:
             continue
     fastest = min(model.base_s for _, model in found)

@@ -29,17 +29,22 @@ def strength(row: Row) -> str:
 
 
 def outcome(rows: Sequence[Row]) -> str:
-    """Returns cases, named rightly (one of the planted), named wrongly as cells of a table."""
+    """Returns cases, named rightly (one of the planted), wrongly, and by an ideal observer."""
     if not rows:
-        return "0 | - | -"
+        return "0 | - | - | -"
     right = sum(row["named"] in row["constant"].split() for row in rows)
     wrong = sum(row["named"] != "" for row in rows) - right
-    return f"{len(rows)} | {right} ({right / len(rows):.0%}) | {wrong} ({wrong / len(rows):.1%})"
+    known = [row for row in rows if row["ideal"]]
+    ideal = sum(row["ideal"] == row["constant"] for row in known)
+    bound = f"{ideal} of {len(known)} ({ideal / len(known):.0%})" if known else "-"
+    shares = f"{right} ({right / len(rows):.0%}) | {wrong} ({wrong / len(rows):.1%})"
+    return f"{len(rows)} | {shares} | {bound}"
 
 
 def table(title: str, rows: Sequence[Row], groups: dict[str, Callable[[Row], bool]]) -> None:
     """Prints one table with a row per group."""
-    say(f"\n{title}\n\n| | cases | named rightly | wrongly |\n|---|---:|---:|---:|")
+    say(f"\n{title}\n\n| | cases | named rightly | wrongly | ideal observer |")
+    say("|---|---:|---:|---:|---:|")
     for name, wanted in groups.items():
         say(f"| {name} | {outcome([row for row in rows if wanted(row)])} |")
 
@@ -59,6 +64,8 @@ def main(path: Path) -> None:
                 row["constant"] == c and strength(row) == "clear"
             )
         for held_out in ("False", "True"):
+            name = "all, held-out jobs" if held_out == "True" else "all, development jobs"
+            groups[name] = lambda row, h=held_out: row["held_out"] == h
             name = "clear, held-out jobs" if held_out == "True" else "clear, development jobs"
             groups[name] = lambda row, h=held_out: row["held_out"] == h and strength(row) == "clear"
         table(f"{arm} triples", mine, groups)

@@ -104,6 +104,17 @@ def test_every_candidate_is_a_valid_run_of_the_same_job():
         predict(candidate.run)
 
 
+def test_settings_follow_a_given_dp():
+    """A file that says dp refuses another tp or pp unless dp follows."""
+    run = make(plan_tp=2, plan_pp=2, plan_dp=2)
+    options = [c for c in candidates(run, predict(run)) if c.kind in ("tp", "pp")]
+    assert len(options) >= 3
+    for option in options:
+        settings = {"plan.tp": 2, "plan.pp": 2, "plan.dp": 2} | dict(option.changes)
+        keys = {path.replace("plan.", "plan_"): value for path, value in settings.items()}
+        assert make(**keys).plan == option.run.plan
+
+
 def test_one_device_offers_no_parallel_levers():
     run = make(cluster="1x1 a100-sxm-80gb", plan_preset="plain", plan_zero=0)
     kinds = {candidate.kind for candidate in candidates(run, predict(run))}

@@ -235,6 +235,26 @@ def test_one_run_lists_every_constant_and_names_none():
         assert (e.factor or 0.0) < 1.0 or e.constant == "host"
 
 
+@pytest.mark.parametrize("gap", [0.8, 0.95, 1.05, 1.3])
+def test_one_run_is_never_named_for(gap: float):
+    """Every constant has a value that gives the measured step and its plausibility, or a reason."""
+    for model in models("a100"):
+        found = fit(measured([model], [gap * model.base_s]))
+        assert found.verdict == "one run"
+        assert found.named is None
+        assert sorted(e.constant for e in found.explanations) == sorted(CONSTANTS)
+        for e in found.explanations:
+            if e.factor is None:
+                assert e.reason
+                continue
+            assert e.plausibility in ("plausible", "unlikely", "implausible")
+            assert e.low <= e.factor <= e.high
+            adjusted = model.step_s(Adjustments(**{e.constant: e.factor}))
+            assert adjusted == pytest.approx(gap * model.base_s, rel=1e-3)
+        distances = [e.distance for e in found.explanations]
+        assert distances == sorted(distances)
+
+
 def test_plausibility_compares_with_the_band():
     model = models("h100")[1]
     near = fit(measured([model], [model.step_s(Adjustments(compute=0.9))])).of("compute")

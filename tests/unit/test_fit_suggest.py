@@ -14,6 +14,8 @@ import pytest
 
 from foretrain.analysis.fit import NOISE, fit
 from foretrain.analysis.fit_plans import OtherPlan, other_plans, spread
+from foretrain.analysis.fit_probes import extremes, probing_plans, shorter_plans
+from foretrain.analysis.fit_quick import QuickModel, quick_model
 from foretrain.analysis.fit_response import CONSTANTS, StepModel
 from foretrain.analysis.fit_search import Measured
 from foretrain.analysis.fit_suggest import Suggestion, forecast, suggest
@@ -90,6 +92,25 @@ def test_settings_lead_to_the_plan(given: dict[str, Any]):
         assert again.model == plan.run.model
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        JOB | {"plan": {"preset": "megatron", "tp": 2, "dp": 4}},
+        JOB | {"plan": {"preset": "deepspeed", "zero": 3}},
+        JOB | {"plan": {"preset": "fsdp"}},
+    ],
+)
+def test_settings_lead_to_a_probe(given: dict[str, Any]):
+    plans = probing_plans(load_run(given))
+    probes = plans[len(other_plans(load_run(given))) :]
+    assert all("plan.shard" in plan.changes for plan in probes)
+    assert bool(probes) == (given["plan"]["preset"] != "megatron")
+    for plan in (*probes, *extremes(plans), *shorter_plans(load_run(given))):
+        again = load_run(given, overrides=plan.changes)
+        assert again.plan == plan.run.plan
+        assert again.training == plan.run.training
+
+
 def test_only_the_plan_differs():
     for plan in other_plans(job()):
         assert plan.run.cluster == job().cluster
@@ -122,6 +143,30 @@ def test_a_given_tree_has_no_other_plans():
 
 def vars_of(plan: Any) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in plan.__slots__}
+
+
+# -- steps continued in a straight line ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"preset": "fsdp", "tp": 2},
+        {"preset": "megatron", "zero": 3, "tp": 4},
+        {"preset": "deepspeed", "zero": 2},
+    ],
+)
+def test_a_continued_step_is_the_whole_one(plan: dict[str, Any]):
+    training = JOB["training"] | {"global_batch": 128}
+    run = load_run(JOB | {"plan": plan, "training": training})
+    quick, whole = quick_model(run), StepModel(run)
+    assert isinstance(quick, QuickModel)
+    assert quick.num_tasks < whole.num_tasks / 2
+    assert quick.event_counts() == pytest.approx(dict(whole.event_counts()))
+    short, long = predict(quick.short).memory, predict(run).memory
+    assert short.device_used_bytes <= long.device_used_bytes * (1 + 1e-9)
+    for adjust in (Adjustments(), Adjustments(nic=0.6), Adjustments(host=1.5, compute=1.3)):
+        assert quick.step_s(adjust) == pytest.approx(whole.step_s(adjust), rel=5e-4)
 
 
 # -- suggestions -----------------------------------------------------------------------------------
@@ -167,6 +212,15 @@ def test_random_plans_name_most_clear_faults_and_few_wrong_ones():
     assert len(clear) >= 10
     assert sum(clear) >= 0.8 * len(clear)
     assert sum(wrong for _, wrong, _ in outcomes) <= 1
+
+
+def test_what_no_plan_shows_a_shorter_sequence_does():
+    """Launches hide behind the kernels of a slow device in every plan of this job."""
+    model = JOB["model"] | {"hidden": 1536}
+    found = suggest(load_run(JOB | {"model": model, "cluster": "2x4 a10g, 1x50G efa"}))
+    sequences = [plan.run.training.sequence for plan in found.plans]
+    assert sequences.count(JOB["training"]["sequence"]) == 2
+    assert found.named["host"] > 0.9
 
 
 def test_one_plan_alone_is_refused():

@@ -230,7 +230,7 @@ def _tensor(run: RunSpec, result: Result) -> list[Candidate]:
                 kind="tp",
                 title=title,
                 run=changed_plan(run, **changes, dp=None),
-                changes=_paths(changes, run),
+                changes=_paths(changes, run) | _dp_path(run, tp * plan.pp),
                 saves_s=saves,
                 frees=_left_over(tp / plan.tp)
                 if up
@@ -259,7 +259,7 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
                 kind="pp",
                 title=f"pp {plan.pp} -> {pp} (dp {plan.dp} -> {_dp(run, plan.tp * pp)})",
                 run=changed_plan(run, **changes, dp=None),
-                changes=_paths(changes, run),
+                changes=_paths(changes, run) | _dp_path(run, plan.tp * pp),
                 saves_s=saves,
                 frees=_left_over(pp / plan.pp) * _grows(run, result)
                 if up
@@ -369,6 +369,16 @@ def _interleave(run: RunSpec, result: Result) -> list[Candidate]:
             frees=-0.05,
         )
     ]
+
+
+def gives_dp(run: RunSpec) -> bool:
+    """Returns whether the run file says dp, which then has to follow tp and pp."""
+    given: object = run.source.get("plan")
+    return isinstance(given, Mapping) and "dp" in given
+
+
+def _dp_path(run: RunSpec, model_parallel: int) -> dict[str, Any]:
+    return {"plan.dp": _dp(run, model_parallel)} if gives_dp(run) else {}
 
 
 def _dp(run: RunSpec, model_parallel: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
-from foretrain.analysis.candidates import changed_plan
+from foretrain.analysis.candidates import changed_plan, gives_dp
 from foretrain.frontends.spec import ConvSpec
 from foretrain.run.spec import RunSpec
 from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, tensor_degrees
@@ -54,7 +54,7 @@ def other_plans(run: RunSpec) -> list[OtherPlan]:
                 for mode in _recompute_modes(run):
                     for microbatch in _microbatches(run, tp, pp):
                         found = _changed(run, tp, pp, zero, mode, microbatch)
-                        if found.changes and _valid(found.run):
+                        if found.changes and valid(found.run):
                             plans.append(found)
     return plans
 
@@ -66,16 +66,16 @@ def spread(plans: Sequence[OtherPlan], count: int) -> list[OtherPlan]:
     """
     left = list(plans)
     taken = [left.pop(0)]
-    distance = [_distance(plan, taken[0]) for plan in left]
+    apart = [distance(plan, taken[0]) for plan in left]
     while left and len(taken) < count:
-        index = max(range(len(left)), key=lambda i: (distance[i], -i))
+        index = max(range(len(left)), key=lambda i: (apart[i], -i))
         taken.append(left.pop(index))
-        distance.pop(index)
-        distance = [min(d, _distance(p, taken[-1])) for d, p in zip(distance, left, strict=True)]
+        apart.pop(index)
+        apart = [min(d, distance(p, taken[-1])) for d, p in zip(apart, left, strict=True)]
     return taken
 
 
-def _distance(one: OtherPlan, other: OtherPlan) -> float:
+def distance(one: OtherPlan, other: OtherPlan) -> float:
     """Returns how differently two plans use links and host: doublings, in one sum."""
     a, b = one.run, other.run
     doublings = sum(
@@ -156,7 +156,7 @@ def _changed(
         fields["recompute"] = Recompute(mode=mode)
         changes["plan.recompute"] = mode
     changed = changed_plan(run, **fields)
-    if changes and _gives_dp(run):
+    if changes and gives_dp(run):
         changes["plan.dp"] = changed.plan.dp
     if microbatch != run.training.microbatch:
         training = replace(run.training, microbatch=microbatch)
@@ -165,13 +165,8 @@ def _changed(
     return OtherPlan(run=changed, changes=changes)
 
 
-def _gives_dp(run: RunSpec) -> bool:
-    """Returns whether the run file says dp, which then has to follow tp and pp."""
-    given: object = run.source.get("plan")
-    return isinstance(given, Mapping) and "dp" in given
-
-
-def _valid(run: RunSpec) -> bool:
+def valid(run: RunSpec) -> bool:
+    """Returns whether model, plan and batch of a run go together."""
     training = run.training
     numbers = Numbers(
         num_devices=run.cluster.world_size,

@@ -8,6 +8,7 @@ in x serves, and the searches of fit.py add points where they need them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from math import exp, log
 
@@ -18,10 +19,10 @@ from foretrain.cost.adjust import INNER_LINKS, Adjustments, adjust_prices
 from foretrain.cost.answer import width
 from foretrain.cost.model import build_cost_model
 from foretrain.cost.prices import Prices
-from foretrain.predict import CATEGORIES, compile_run
-from foretrain.program import Program
+from foretrain.predict import CATEGORIES, collector_paused, compile_run
+from foretrain.program import Comm, Program
 from foretrain.run.spec import RunSpec
-from foretrain.simulator.expand import SegmentTimes, expand_folded
+from foretrain.simulator.expand import SegmentTimes, expand_folded, quiet_runs
 from foretrain.simulator.reference import play
 from foretrain.simulator.simulate import event_times
 
@@ -51,7 +52,8 @@ class StepModel:
 
     def __init__(self, run: RunSpec) -> None:
         self.run = run
-        self.program: Program = compile_run(run).program
+        with collector_paused():
+            self.program: Program = compile_run(run).program
         model = build_cost_model(run.cluster, run.stack)
         self.prices: Prices = model.price(self.program.events)
         self._overlap = {name: model.overlap(name) for name in CATEGORIES}
@@ -61,13 +63,28 @@ class StepModel:
         """Returns the predicted step in seconds with other constants."""
         prices = adjust_prices(self.prices, adjustments)
         times = event_times(prices, self._overlap, plain=False)
-        expanded = expand_folded(self.program, times, SegmentTimes(self.program, times))
-        return play(expanded.graph, fluid=True).makespan_s
+        with collector_paused():
+            expanded = expand_folded(self.program, times, SegmentTimes(self.program, times))
+            return play(expanded.graph, fluid=True).makespan_s
 
     @cached_property
     def base_s(self) -> float:
         """Returns the predicted step in seconds."""
         return self.step_s(Adjustments())
+
+    @property
+    def short(self) -> RunSpec:
+        """Returns a run that needs no more memory, as short as it may be."""
+        return self.run
+
+    @cached_property
+    def num_tasks(self) -> int:
+        """Returns about how many tasks one simulation plays."""
+        return program_tasks(self.program)
+
+    def event_counts(self) -> Mapping[int, float]:
+        """Returns how often each event happens in a step, one rank of every class."""
+        return self.program.event_counts()
 
     def response(self, constant: str) -> Response:
         """Returns how the step answers to a constant; its points are kept."""
@@ -76,7 +93,7 @@ class StepModel:
     def seconds_of(self, constant: str) -> float:
         """Returns the summed time of what a constant decides, one rank of every class."""
         seconds = self.prices.host_s if constant == "host" else self.prices.value_s
-        counts = self.program.event_counts()
+        counts = self.event_counts()
         return sum(counts.get(i, 0) * float(seconds[i]) for i in self._events(constant))
 
     def log_width(self, constant: str) -> float:
@@ -88,7 +105,7 @@ class StepModel:
         if constant == "host":
             mark = self.run.stack.sources.get("host", "").partition(":")[0]
             return log(width(mark if mark in ("measured", "fitted") else "generation", "host"))
-        counts, prices = self.program.event_counts(), self.prices
+        counts, prices = self.event_counts(), self.prices
         total = weighted = 0.0
         for i in self._events(constant):
             value, high = float(prices.value_s[i]), float(prices.high_s[i])
@@ -149,3 +166,16 @@ class Response:
             first, last = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
             found += np.minimum(at - x[0], 0.0) * first + np.maximum(at - x[-1], 0.0) * last
         return np.maximum(found, LEAST * self._model.base_s)
+
+
+def program_tasks(program: Program) -> int:
+    """Returns about how many tasks a folded simulation of a program plays."""
+    sizes = [len(segment.items) for segment in program.segments]
+    total = 0
+    for rank_class in program.classes:
+        for entry, quiet in zip(rank_class.entries, quiet_runs(rank_class), strict=True):
+            if quiet or isinstance(entry, Comm):
+                total += 1
+            else:
+                total += 2 * sum(sizes[i] for i in entry.segments)
+    return total

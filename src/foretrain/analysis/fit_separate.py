@@ -14,6 +14,7 @@ from math import log
 from foretrain.analysis.fit import NOISE
 from foretrain.analysis.fit_plans import SLOWEST, OtherPlan, other_plans, spread
 from foretrain.analysis.fit_posterior import NOTHING
+from foretrain.analysis.fit_quick import quick_model
 from foretrain.analysis.fit_response import StepModel
 from foretrain.analysis.fit_search import Explanation, Measured
 from foretrain.cost.adjust import Adjustments
@@ -68,9 +69,9 @@ def separate(
         return None
     found = _tried(runs, causes)
     fastest = min((model.base_s for _, model in found), default=0.0)
-    options = [s for s, model in found if model.base_s <= SLOWEST * fastest]
-    options.sort(key=lambda s: (-round(s.merit(noise) / noise, 1), len(s.plan.changes)))
-    for separation in options:
+    options = [(s, model) for s, model in found if model.base_s <= SLOWEST * fastest]
+    options.sort(key=lambda o: (-round(o[0].merit(noise) / noise, 1), len(o[0].plan.changes)))
+    for separation, _ in options:
         if max(separation.distances) <= CLEAR * noise:
             continue
         if predict(separation.plan.run).fits:
@@ -88,7 +89,7 @@ def _tried(
         if (plan.run.plan, plan.run.training) in known:
             continue
         try:
-            model = StepModel(plan.run)
+            model = quick_model(plan.run)
         except ForetrainError:
             continue  # not a plan that can be modelled
         steps = {cause: model.step_s(adjust) for cause, adjust in causes.items()}

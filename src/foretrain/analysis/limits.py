@@ -1,13 +1,15 @@
 """How far a run can go: the largest sequence, micro-batch or number of layers that still fits.
 
-Memory grows with each of them (a property test holds it), so the limit is found by doubling and
-then halving the interval; every step is a whole prediction.
+Memory grows with each of them (a property test holds it), mostly in a straight line. So the limit
+is looked for where the line through two known points crosses what the device has, and by doubling
+and halving where that does not help; every look is a whole prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.families import MAX_LAYERS
@@ -61,14 +63,22 @@ def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Li
         found = known[count]
         return found is not None and found.fits
 
+    def room(count: int) -> float | None:
+        """Returns the bytes left (negative: too few) of a prediction that was made."""
+        found = known.get(count)
+        return found and found.memory.usable_bytes - found.memory.device_used_bytes
+
     low, high = 0, max(now // step, 1)
     while fits(high) and high < MOST_STEPS:
-        low, high = high, 2 * high
+        low, high = high, min(_beyond(low, high, room), MOST_STEPS)
     open_end = fits(high)
     low = high if open_end else low
+    halve = False
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        width, middle = high - low, (low + high) // 2
+        guess = middle if halve else _between(low, high, room)
+        low, high = (guess, high) if fits(guess) else (low, guess)
+        halve = not halve and 2 * (high - low) > width
     return Limit(
         quantity=quantity,
         value=low * step,
@@ -78,6 +88,23 @@ def find_limit(run: RunSpec, quantity: str, *, predict: Predict = predict) -> Li
         beyond=known.get(low + 1),
         open_end=open_end,
     )
+
+
+def _beyond(low: int, high: int, room: Callable[[int], float | None]) -> int:
+    """Returns the next count to look at after two that fit: just beyond the end of their line."""
+    first, last = room(low), room(high)
+    if first is None or last is None or first <= last:
+        return 2 * high
+    return high + max(1, min(15 * high, ceil(1.02 * last / (first - last) * (high - low))))
+
+
+def _between(low: int, high: int, room: Callable[[int], float | None]) -> int:
+    """Returns a count between one that fits and one that does not: where their line says so."""
+    first, last = room(low), room(high)
+    if first is None or last is None or first <= last:
+        return (low + high) // 2
+    share = first / (first - last)
+    return min(max(low + round(share * (high - low)), low + 1), high - 1)
 
 
 def changed_run(run: RunSpec, quantity: str, value: int) -> RunSpec | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,8 +128,21 @@ def run_suggest(
             )
         )
     name = short_names(run_files)[0]
-    found = suggest(load_run(run_files[0], overrides=overrides), noise=noise_share(noise))
+    run = load_run(run_files[0], overrides=overrides)
+    found = suggest(run, noise=noise_share(noise), progress=_progress())
     _show(render_suggestion(found, name), suggestion_json(found, name), json_file)
+
+
+def _progress() -> Callable[[int], None] | None:
+    """A line on standard error that counts plans when a person watches, else nothing."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int) -> None:
+        sys.stderr.write(f"\rsimulating plans: {done}" if done else "\r\033[K")
+        sys.stderr.flush()
+
+    return show
 
 
 def _read(
@@ -136,7 +150,7 @@ def _read(
 ) -> list[MeasuredRun]:
     """Returns the runs with their measured steps; the problems of all are reported together."""
     from foretrain.analysis.fit_measured import measured_step_s
-    from foretrain.analysis.fit_response import StepModel
+    from foretrain.analysis.fit_quick import quick_model
     from foretrain.analysis.fit_search import Measured as MeasuredStep
     from foretrain.cli.commands import short_names
     from foretrain.run.load import load_run
@@ -151,7 +165,7 @@ def _read(
         except InputError as error:
             problems += error.problems
             continue
-        found.append(MeasuredStep(name=names[name], model=StepModel(run), step_s=step_s))
+        found.append(MeasuredStep(name=names[name], model=quick_model(run), step_s=step_s))
     if problems:
         raise InputError(problems)
     return found

@@ -28,7 +28,7 @@ def render_suggestion(suggestion: Suggestion, run: str) -> str:
         shares.append([f"{NAMES[constant]} ({constant})", words])
     sections = [
         textwrap.wrap(_verdict(suggestion, run), WIDTH),
-        ["Plans to measure", *table(plans, left=(0, 1))],
+        ["Plans to measure", *table(plans, left=(0, 1)), *_shorter(suggestion)],
         ["What foretrain fit would make of them", *table(shares, left=(0, 1))],
         _hidden(suggestion),
         textwrap.wrap(
@@ -46,6 +46,17 @@ def _verdict(suggestion: Suggestion, run: str) -> str:
         return f"No three plans of {run} tell the constants of the cost model apart well."
     names = ", ".join(NAMES[c] for c in good)
     return f"Three plans of {run} that tell apart what could be off: {names}."
+
+
+def _shorter(suggestion: Suggestion) -> list[str]:
+    """Says why a plan has another sequence."""
+    if not any("training.sequence" in plan.changes for plan in suggestion.plans):
+        return []
+    text = (
+        "One has a shorter sequence: no plan of the whole sequence shows all constants. It serves "
+        "to measure the cluster, its tokens/s mean nothing."
+    )
+    return ["", *textwrap.wrap(text, WIDTH)]
 
 
 def _hidden(suggestion: Suggestion) -> list[str]:
