@@ -118,12 +118,13 @@ def map_row(row: Row) -> Mapped:
     apart = is_apart(row)
     if apart:
         plan["recompute"] = map_apart(assumed)
+    checked = map_checks(row, assumed)
     return Mapped(
         run=run,
         attention=attention,
         assumed=tuple(assumed.lines),
         apart=apart,
-        checked=map_checks(row, assumed),
+        checked=checked,
     )
 
 
