@@ -562,3 +562,10 @@ def test_gradients_are_as_wide_as_published_recipes_of_the_software_keep_them() 
 def test_a_shard_group_holds_the_states(params: float, shard: int | None) -> None:
     row = replace(ROW, zero_stage="", sharding="FSDP+DP", params_b=params, gpu_mem_gb=80.0)
     assert map_plan(row, load_stack("jax-xla"), Assumed()).get("shard") == shard
+
+
+def test_flagscale_shards_its_optimizer_as_its_script_says() -> None:
+    mapped = map_row(replace(ROW, framework="flagscale", zero_stage="", recompute=""))
+    assert mapped.run["plan"]["zero"] == 1
+    assert mapped.run["plan"]["recompute"] == "none"
+    assert sum("script of the source" in line for line in mapped.assumed) == 2

@@ -126,6 +126,10 @@ def _sharding(row: Row, stack: Stack, plan: Mapping[str, Any], assumed: Assumed)
     """zero and shard from `zero_stage` and `sharding`."""
     result: dict[str, Any] = {}
     zero = _stage(row)
+    if zero is None and has_word(row.framework, "flagscale"):
+        # the same script: --use-distributed-optimizer
+        assumed.add("zero = 1 (not stated; the script of the source)")
+        zero = 1
     if zero is None and plan["preset"] != "plain":
         default = stack.defaults.get("zero")
         if default is not None:
@@ -195,7 +199,9 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     text = row.recompute.lower()
     if not text and has_word(row.notes, "recompute not enabled"):
         return "none"
-    if not text and has_word(row.framework, "flagscale"):  # its script states what is recomputed
+    if not text and has_word(row.framework, "flagscale"):
+        # flagscale_main.sh of FlagPerf's aquila2_7b names no recomputation
+        assumed.add("recompute = none (not stated; the script of the source)")
         return "none"
     if not text and has_word(row.framework, "dedloc"):
         # modules/gpt_modules.py of the source: both halves of a block are checkpoints
