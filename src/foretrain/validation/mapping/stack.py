@@ -28,6 +28,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),
     (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
     (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
+    (r"hf transformers trainer", "hf-trainer", ""),
     (r"litgpt|torchtune|nanogpt|hf transformers", "pytorch-eager", ""),
     (r"gpt-?neox", "deepspeed", "GPT-NeoX as DeepSpeed"),
     (r"megatron|flagscale", "megatron", ""),
