@@ -103,6 +103,8 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
     }
     if architecture["family"] == "gpt" and has_word(row.framework, "hf transformers"):
         model["activation"] = "gelu_new"  # configs of GPT-2, GPT-Neo and GPT-3 as GPT-2
+        if has_word(row.model, "neo"):  # those of GPT-Neo drop nothing
+            model |= _NO_DROPOUT
     if "max_positions" not in architecture and architecture["family"] == "gpt":
         model["max_positions"] = row.seq_len  # a learned table as long as the sequence
     if "untied embeddings" in row.arch_note:

@@ -48,7 +48,7 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         plan["stages"] = stages
     if "gpipe" in f"{row.framework} {row.notes}".lower():
         plan["schedule"] = "gpipe"
-    if row.family == "mli_3090ti" and stack.name == "deepspeed" and not row.offload:
+    if row.family == "mli_3090ti" and stack.name == "hf-deepspeed" and not row.offload:
         # its ds_config is transformers/tests/deepspeed/ds_config_zero2.json: offload_optimizer cpu
         assumed.add("offload = optimizer (the configuration file that the source names)")
         plan["offload"] = "optimizer"

@@ -120,12 +120,13 @@ def map_row(row: Row) -> Mapped:
     apart = is_apart(row)
     if apart:
         plan["recompute"] = map_apart(assumed)
+    checked = map_checks(row, assumed)
     return Mapped(
         run=run,
         attention=attention,
         assumed=tuple(assumed.lines),
         apart=apart,
-        checked=map_checks(row, assumed),
+        checked=checked,
         fused_step=has_word(row.optimizer, "fused"),
     )
 

@@ -11,6 +11,7 @@ from foretrain.validation.rows import Row
 #: in for; empty where it is the framework itself.
 STACKS: tuple[tuple[str, str, str], ...] = (
     (r"megatron-deepspeed", "deepspeed", ""),
+    (r"hf transformers trainer.*deepspeed", "hf-deepspeed", ""),
     (r"deepspeed", "deepspeed", ""),
     (r"nanotron", "nanotron", ""),
     (r"automodel", "fsdp", "NeMo AutoModel as FSDP"),
