@@ -106,7 +106,9 @@ def test_without_peer_access_traffic_bounces_through_the_host():
     assert busbw(bounced, comm(1024 * MIB, 4)) == pytest.approx(1.44, rel=0.1)
 
 
-@pytest.mark.parametrize(("gbit", "low", "high"), [(1, 0.93, 0.95), (10, 0.93, 0.95), (100, 0.45, 0.75)])
+@pytest.mark.parametrize(
+    ("gbit", "low", "high"), [(1, 0.93, 0.95), (10, 0.93, 0.95), (100, 0.45, 0.75)]
+)
 def test_a_slow_ethernet_carries_all_but_the_headers(gbit, low, high):
     nodes = parse_cluster(f"4x1 v100-sxm-16gb, 1x{gbit}G ethernet")
     rate = busbw(nodes, comm(4096 * MIB, (0, 1, 2, 3)))

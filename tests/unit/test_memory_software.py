@@ -257,9 +257,9 @@ def test_gradients_of_earlier_micro_batches_come_up_to_be_added_to() -> None:
     plan = Plan(preset="deepspeed", zero=2, offload="optimizer")
     entries = compile_small(llama(), plan, 4).program.classes[0].entries
     copies = [e for e in entries if isinstance(e, Comm) and e.label.endswith(" gradients")]
-    down = [e.microbatch for e in copies if e.stream == "device-to-host"]
-    up = [e.microbatch for e in copies if e.stream == "host-to-device"]
-    assert len(down) > len(up) > 0 or len(set(down)) == 1
+    down = sum(e.stream == "device-to-host" for e in copies)
+    up = sum(e.stream == "host-to-device" for e in copies)
+    assert up == 3 * down / 4 > 0  # of four micro-batches the first has none before it
 
 
 def test_two_cards_train_slower_over_pcie_than_over_a_bridge() -> None:
@@ -267,7 +267,12 @@ def test_two_cards_train_slower_over_pcie_than_over_a_bridge() -> None:
         run = load_run(
             {
                 "model": "gpt2-medium",
-                "training": {"sequence": 1024, "precision": "bf16", "global_batch": 8, "microbatch": 1},
+                "training": {
+                    "sequence": 1024,
+                    "precision": "bf16",
+                    "global_batch": 8,
+                    "microbatch": 1,
+                },
                 "plan": plan,
                 "cluster": f"1x2 rtx-3090-ti{kind}",
             }

@@ -216,8 +216,15 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
             attention_dropout=0.0,
         ),
         training(2048, "bf16", global_batch=32, microbatch=1),
-        {"preset": "deepspeed", "tp": 1, "pp": 1, "zero": 2, "recompute": "none", "offload": "optimizer"},
-        (),
+        {
+            "preset": "deepspeed",
+            "tp": 1,
+            "pp": 1,
+            "zero": 2,
+            "recompute": "none",
+            "offload": "optimizer",
+        },
+        ("offload = optimizer",),
     ),
     "nemo_megatron_bridge-0036": (
         "64x4 gb200",
@@ -242,7 +249,8 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "1x1 mi250x",
         "pytorch-eager",
         "unfused",
-        gpt(36, 1280, 20, kv_heads=20, vocab=50257) | {"max_positions": 1024},
+        gpt(36, 1280, 20, kv_heads=20, vocab=50257, activation="gelu_new")
+        | {"max_positions": 1024},
         training(1024, "fp32", global_batch=1, microbatch=1) | {"optimizer": "none"},
         {"preset": "plain", "tp": 1, "pp": 1, "recompute": "none"},
         ("MI250",),

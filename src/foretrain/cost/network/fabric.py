@@ -109,8 +109,9 @@ def _bandwidth(collective: str, span: Span, fabric: Mapping[str, Any]) -> float:
 
 
 def _carried(share: str, nics: float, fabric: Mapping[str, Any]) -> float:
-    """Returns what NICs carry: a share of a fast link, all but the headers of one that is slower
-    than a core of the host moves data (`socket_gbs`, fabrics whose data the host moves).
+    """Returns what NICs carry: a share of a fast link, of a slow one all but the headers.
+
+    Slow is what a core of the host keeps up with (`socket_gbs`, where the host moves the data).
     """
     slow = min(fabric.get("socket_gbs", 0.0) * GB, fabric.get("payload", 0.9) * nics)
     return max(fabric[share] * nics, slow)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import inf
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from foretrain.stack import Stack
