@@ -13,7 +13,8 @@ class Stack:
     `attention` fused (flash) or unfused; `gemm_kernel` names kernels of gemm.toml. `fused` lists
     the operator groups that run as one GEMM (qkv, gate_up). `kernels` is the number of launches of
     an operator (forward), `eager_bytes` multiplies the bytes of an ideally fused kernel; both by
-    cost name, "*" for all others, absent = 1. An operator of 0 launches is part of a neighbour's
+    cost name, "*" for all others, absent = 1. `autocast_bytes` goes before it in 16-bit operators:
+    torch.autocast computes some of them in fp32. An operator of 0 launches is part of a neighbour's
     kernel and costs nothing. `defaults` is what runs of this software do unless they say otherwise
     (precision, zero, sequence_parallel, recompute); `validate runs` reads it where a source states
     nothing.
@@ -30,6 +31,7 @@ class Stack:
     selective: str = "core"  # what selective recompute repeats: core or operators
     kernels: Mapping[str, float] = field(default_factory=dict[str, float])
     eager_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
+    autocast_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     half_share: float = 1.0  # bandwidth of 16-bit element-wise kernels over that of 32-bit ones
     host_launch_us: float = 6.0  # host time per launched kernel
     host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)

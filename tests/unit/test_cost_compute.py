@@ -265,6 +265,17 @@ def test_a_stack_may_speak_of_all_operators_and_of_sixteen_bits():
         assert us(model, event)[0] / us(plain, event)[0] == pytest.approx(factor, rel=0.05)
 
 
+def test_autocast_speaks_of_sixteen_bits_only():
+    plain = build_cost_model(cluster("v100-sxm-16gb"), stack(), warm=False)
+    cast = replace(stack(), eager_bytes={"gelu_new": 9.0}, autocast_bytes={"gelu_new": 18.0})
+    model = build_cost_model(cluster("v100-sxm-16gb"), cast, warm=False)
+    for dtype, factor in (("fp32", 9.0), ("fp16", 18.0)):
+        one = replace(memory("gelu", 400e6), dtype=dtype)  # a stack that says nothing of gelu_new
+        many = replace(one, op="gelu_new")
+        assert us(plain, many)[0] == us(plain, one)[0]
+        assert us(model, many)[0] / us(plain, one)[0] == pytest.approx(factor, rel=0.05)
+
+
 def test_a_long_row_of_softmax_is_read_again():
     model = build_cost_model(cluster("v100-sxm-16gb"), stack(), warm=False)
     short, long = (

@@ -8,6 +8,7 @@ from cost_machines import cluster, stack
 from foretrain.cost.calibration import load
 from foretrain.cost.model import build_cost_model
 from foretrain.cost.network.curve import bus_factor, curve_from_row, interpolate
+from foretrain.hardware import parse_cluster
 from foretrain.program import CommEvent
 
 MIB = 2**20
@@ -103,6 +104,23 @@ def test_without_peer_access_traffic_bounces_through_the_host():
     bounced = cluster("a40", devices=4, scaleup="none", nvl_domain=1, p2p=False)
     assert busbw(bounced, comm(1024 * MIB, (0, 1))) == pytest.approx(4.0, rel=0.1)
     assert busbw(bounced, comm(1024 * MIB, 4)) == pytest.approx(1.44, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gbit", "low", "high"), [(1, 0.93, 0.95), (10, 0.93, 0.95), (100, 0.45, 0.75)]
+)
+def test_a_slow_ethernet_carries_all_but_the_headers(gbit, low, high):
+    nodes = parse_cluster(f"4x1 v100-sxm-16gb, 1x{gbit}G ethernet")
+    rate = busbw(nodes, comm(4096 * MIB, (0, 1, 2, 3)))
+    assert low < rate / (gbit / 8) <= high
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "send_recv"])
+def test_two_cards_are_slower_over_pcie_than_over_a_bridge(collective):
+    bridge, slots = (parse_cluster(f"1x2 rtx-3090-ti{kind}") for kind in (" [nvlink pairs]", ""))
+    for size in (1024, 1024**2, 1024**3):
+        event = comm(size, (0, 1), collective)
+        assert us(bridge, event)[0] < us(slots, event)[0]
 
 
 def test_one_pair_of_ranks_drives_half_of_a_fast_nic():

@@ -80,7 +80,7 @@ def test_biases_of_llama(tmp_path: Path) -> None:
 def test_gpt2(tmp_path: Path) -> None:
     spec = load(tmp_path, GPT2)
     assert count(spec) == 124_439_808
-    assert (spec.ffn, spec.gated, spec.activation, spec.dropout) == (3072, False, "gelu", 0.1)
+    assert (spec.ffn, spec.gated, spec.activation, spec.dropout) == (3072, False, "gelu_new", 0.1)
     assert load(tmp_path, {**GPT2, "n_inner": 1000}).ffn == 1000
     del (without := dict(GPT2))["vocab_size"]
     spec = load(tmp_path, without)

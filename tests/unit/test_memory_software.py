@@ -253,6 +253,36 @@ def test_the_update_runs_on_the_host_and_weights_come_up() -> None:
     assert kept["optimizer"] == pytest.approx(12 * n / 4)
 
 
+def test_gradients_of_earlier_micro_batches_come_up_to_be_added_to() -> None:
+    plan = Plan(preset="deepspeed", zero=2, offload="optimizer")
+    entries = compile_small(llama(), plan, 4).program.classes[0].entries
+    copies = [e for e in entries if isinstance(e, Comm) and e.label.endswith(" gradients")]
+    down = sum(e.stream == "device-to-host" for e in copies)
+    up = sum(e.stream == "host-to-device" for e in copies)
+    assert up == 3 * down / 4 > 0  # of four micro-batches the first has none before it
+
+
+def test_two_cards_train_slower_over_pcie_than_over_a_bridge() -> None:
+    def step(kind: str, **plan: object) -> float:
+        run = load_run(
+            {
+                "model": "gpt2-medium",
+                "training": {
+                    "sequence": 1024,
+                    "precision": "bf16",
+                    "global_batch": 8,
+                    "microbatch": 1,
+                },
+                "plan": plan,
+                "cluster": f"1x2 rtx-3090-ti{kind}",
+            }
+        )
+        return predict(run).step_time_s.value
+
+    for plan in ({"preset": "megatron", "tp": 2}, {"preset": "deepspeed", "zero": 2}):
+        assert step(" [nvlink pairs]", **plan) < step("", **plan)
+
+
 def test_shards_come_up_before_every_gather() -> None:
     plan = Plan(preset="deepspeed", zero=3, offload="parameters")
     entries = compile_small(llama(), plan, 4).program.classes[0].entries

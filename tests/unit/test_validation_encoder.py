@@ -79,6 +79,12 @@ def test_hugging_face_predicts_words_everywhere() -> None:
     item = mapped(family="mli_3090ti", framework="HF Transformers Trainer")
     assert item.run["model"]["head"] == "mlm"
     assert "masked" not in item.run["model"]
+    assert item.run["stack"] == "hf-trainer"
+    assert not item.fused_step
+    fused = mapped(
+        family="mli_3090ti", framework="HF Transformers Trainer", optimizer="apex fused AdamW"
+    )
+    assert fused.fused_step
 
 
 @pytest.mark.parametrize(

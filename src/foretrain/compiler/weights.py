@@ -97,6 +97,9 @@ class WeightTraffic:
             shard = sum(g.share(g.signature.accumulated, c.mesh) for g in unit.groups)
             size = shard * c.precision.bytes("grad_reduce")
             last = (self.reductions[-1],)
+            if slot.microbatch:  # the sum of those before comes up and this one is added to it
+                label = f"{unit.path} earlier gradients"
+                last = (copy(self.launches, size, label=label, down=False, after=last),)
             down = copy(self.launches, size, label=f"{unit.path} gradients", down=True, after=last)
             self.reductions.append(down)
         if not final:

@@ -161,7 +161,7 @@ ENCODER_DECODERS = ("t5", "mt5")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm": ("layernorm", "rmsnorm"),
-    "activation": ("gelu", "relu", "silu", *GATED),
+    "activation": ("gelu", "gelu_new", "relu", "silu", *GATED),
     "positions": ("learned", "rotary", "alibi", "relative", "none"),
     "norm_order": ("pre", "post", "both"),
     "head": ("lm", "mlm", "pretraining", "classification", "none"),

@@ -58,7 +58,7 @@ _GATED = {
 }
 _PLAIN = {
     "gelu": "gelu",
-    "gelu_new": "gelu",
+    "gelu_new": "gelu_new",  # tanh, powers and products in Python, a kernel each
     "gelu_fast": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",

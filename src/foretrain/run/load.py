@@ -93,6 +93,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
+    if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
+        stack = replace(stack, autocast_bytes={})
     dp = data_parallel(plan, cluster.world_size)
     if dp is not None:
         count = training.accumulation(dp)

@@ -79,6 +79,8 @@ def run_of(item: Mapped) -> RunSpec:
         own = run.model.vocab_unpadded or run.model.vocab
         model = replace(run.model, vocab=own // run.plan.tp * run.plan.tp)
         run = replace(run, model=model, stack=replace(run.stack, sync_blocks=True))
+    if item.fused_step:
+        run = replace(run, stack=replace(run.stack, optimizer="fused"))
     if item.checked:
         run = replace(run, stack=replace(run.stack, checked_collectives=True))
     return run

@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 #: Operators that move data and compute next to nothing, by the name of their cost model.
 OPS = frozenset(
     {
-        "elementwise", "gelu", "relu", "relu6", "hardswish", "sigmoid", "class_loss",
+        "elementwise", "gelu", "gelu_new", "relu", "relu6", "hardswish", "sigmoid", "class_loss",
         "silu", "swiglu", "geglu", "rotary", "dropout", "residual",
         "bias_dropout_add", "bias", "scale", "softmax", "layernorm", "rmsnorm", "batchnorm",
         "embedding", "position", "cross_entropy", "ce_max", "ce_exp", "ce_sum", "ce_target",
@@ -57,6 +57,7 @@ NORMS, BLOCK = frozenset({"layernorm", "rmsnorm"}), 128.0
 ROWS = frozenset({"softmax", "layernorm", "rmsnorm", "batchnorm", "cross_entropy"})
 #: Names that share the bandwidth of another operator.
 _LIKE = {
+    "gelu_new": "gelu",
     "max": "cross_entropy",
     "sum_exp": "cross_entropy",
     "target_gather": "cross_entropy",
@@ -136,10 +137,12 @@ def column_seconds(
     stack, device = machine.stack, machine.device
     launches = stack_value(stack.kernels, op, direction)
     kernels = max(1.0, launches) if launches > 0.0 else 0.0
-    more = _passes(op, direction) * stack_value(stack.eager_bytes, op, direction)
+    half = dtype in ("fp16", "bf16")
+    table = {**stack.eager_bytes, **stack.autocast_bytes} if half else stack.eager_bytes
+    more = _passes(op, direction) * stack_value(table, op, direction)
     moved = columns["bytes"] * (more if kernels else 0.0)
     share = _share(op, direction, columns["cols"], constants)
-    if dtype in ("fp16", "bf16"):  # of kernels that load one element per thread
+    if half:  # of kernels that load one element per thread
         share = share * stack.half_share
     again, rows_s = np.ones(1), np.zeros(1)
     if op in NORMS and direction == "forward" and kernels == 1.0:

@@ -96,16 +96,25 @@ def _bandwidth(collective: str, span: Span, fabric: Mapping[str, Any]) -> float:
     """Returns the bus bandwidth of a large ring or tree collective."""
     nics = span.nic_bytes_s
     if span.inner is None or span.per_node == 1:
-        return fabric["e_single"] * nics
+        return _carried("e_single", nics, fabric)
     inside = min(span.inner.peak, span.inner.bandwidth)
     if collective != "all_reduce":
-        return min(fabric["e_ring"] * nics, inside)
-    wide = min(fabric["e_tree"] * nics, inside)
+        return min(_carried("e_ring", nics, fabric), inside)
+    wide = min(_carried("e_tree", nics, fabric), inside)
     if span.nodes > 2:
         return wide
     once = (span.ranks - 1) / span.ranks
     tree = inside if span.multicast else load("network")["rules"]["tree_share"] * inside * once
     return max(wide, min(fabric["e_two"] * nics * 2.0 * once, tree))
+
+
+def _carried(share: str, nics: float, fabric: Mapping[str, Any]) -> float:
+    """Returns what NICs carry: a share of a fast link, of a slow one all but the headers.
+
+    Slow is what a core of the host keeps up with (`socket_gbs`, where the host moves the data).
+    """
+    slow = min(fabric.get("socket_gbs", 0.0) * GB, fabric.get("payload", 0.9) * nics)
+    return max(fabric[share] * nics, slow)
 
 
 def _knee_s(collective: str, ranks: int, fabric: Mapping[str, Any]) -> float:
@@ -153,7 +162,8 @@ def _send(span: Span, fabric: Mapping[str, Any]) -> Curve:
     if span.per_node > 1:
         share = min(fabric["e_send_ring"] * span.nic, span.slot)
         return Curve(alpha_s=fabric["alpha_pair_us"] * US + span.extra_latency_s, bandwidth=share)
-    pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, 0.9 * span.nic))
-    share = 0.9 * span.nics * span.nic / span.sharers / span.oversubscription
+    payload = fabric.get("payload", 0.9)
+    pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, payload * span.nic))
+    share = payload * span.nics * span.nic / span.sharers / span.oversubscription
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s
     return Curve(alpha_s=alpha, bandwidth=min(pair, share, span.slot))

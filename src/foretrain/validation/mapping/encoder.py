@@ -45,6 +45,7 @@ _STACKS: tuple[tuple[str, str, str, str], ...] = (
     ("", r"pytorch deeplearningexamples", "", "pytorch-apex"),
     ("", r"nemo", "", "nemo"),
     ("", r"jax", "", "jax-xla"),
+    ("", r"hf transformers trainer", "", "hf-trainer"),
     ("", r"pytorch|hf transformers|paddle", "", "pytorch-eager"),
 )
 #: NVIDIA's scripts of PyTorch and PaddlePaddle group samples of phase 2 in bins of 64 tokens and

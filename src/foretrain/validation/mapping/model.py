@@ -93,6 +93,7 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
     architecture = _as_stated(row, _architecture(row, assumed))
     model: dict[str, Any] = {
         **architecture,
+        **_hugging_face(row, architecture),
         "layers": row.n_layers,
         "hidden": row.hidden,
         "heads": row.heads,
@@ -117,6 +118,14 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         if model[key] is None:
             assumed.add(f"{key}: usual for {architecture['family']} (not stated)")
     return {key: value for key, value in model.items() if value is not None}
+
+
+def _hugging_face(row: Row, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What configs of Hugging Face GPT-2 and GPT-Neo say; the latter drops nothing."""
+    if architecture["family"] != "gpt" or not has_word(row.framework, "hf transformers"):
+        return {}
+    dropout = _NO_DROPOUT if has_word(row.model, "neo") else {}
+    return {"activation": "gelu_new", **dropout}
 
 
 def _why_not(row: Row) -> str:

@@ -48,6 +48,12 @@ def map_plan(row: Row, stack: Stack, assumed: Assumed) -> dict[str, Any]:
         plan["stages"] = stages
     if "gpipe" in f"{row.framework} {row.notes}".lower():
         plan["schedule"] = "gpipe"
+    if row.family == "mli_3090ti" and stack.name == "hf-deepspeed" and not row.offload:
+        # its ds_config is transformers/tests/deepspeed/ds_config_zero2.json: offload_optimizer cpu
+        assumed.add("offload = optimizer (the configuration file that the source names)")
+        plan["offload"] = "optimizer"
+    if has_word(row.notes, "fp32 model offload"):
+        plan["offload"] = "optimizer"
     if row.offload:
         plan["offload"] = _offload(row, str(plan["preset"]), assumed)
     plan |= _sharding(row, stack, plan, assumed)

@@ -49,7 +49,7 @@ from foretrain.validation.mapping.vision_transformer import (
     map_vit_plan,
     map_vit_stack,
 )
-from foretrain.validation.mapping.words import Assumed, Unsupported
+from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
 
 
@@ -59,7 +59,8 @@ class Mapped:
 
     `assumed` lists what the source does not state. `apart`: the times of blocks that ran one by one
     were added up, of a model whose vocabulary is not padded (mapping/apart.py). `checked`: every
-    collective was checked for equal shapes.
+    collective was checked for equal shapes. `fused_step`: the optimizer is a fused kernel, whatever
+    the stack's own is.
     """
 
     run: Mapping[str, Any]
@@ -67,11 +68,12 @@ class Mapped:
     assumed: tuple[str, ...]
     apart: bool = False
     checked: bool = False
+    fused_step: bool = False
 
     @property
     def key(self) -> str:
         """Returns a text that is equal for equal runs."""
-        parts = [self.run, self.attention, self.apart, self.checked]
+        parts = [self.run, self.attention, self.apart, self.checked, self.fused_step]
         return json.dumps(parts, sort_keys=True)
 
 
@@ -125,6 +127,7 @@ def map_row(row: Row) -> Mapped:
         assumed=tuple(assumed.lines),
         apart=apart,
         checked=checked,
+        fused_step=has_word(row.optimizer, "fused"),
     )
 
 

@@ -11,6 +11,7 @@ from foretrain.validation.rows import Row
 #: in for; empty where it is the framework itself.
 STACKS: tuple[tuple[str, str, str], ...] = (
     (r"megatron-deepspeed", "deepspeed", ""),
+    (r"hf transformers trainer.*deepspeed", "hf-deepspeed", ""),
     (r"deepspeed", "deepspeed", ""),
     (r"nanotron", "nanotron", ""),
     (r"automodel", "fsdp", "NeMo AutoModel as FSDP"),
@@ -28,6 +29,7 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     (r"flash-attention", "pytorch-eager", "the FlashAttention training script as pytorch-eager"),
     (r"torchtune.*compile|torch\.compile", "pytorch-compile", ""),
     (r"thunder", "pytorch-compile", "Thunder as pytorch-compile"),
+    (r"hf transformers trainer", "hf-trainer", ""),
     (r"litgpt|torchtune|nanogpt|hf transformers", "pytorch-eager", ""),
     (r"gpt-?neox", "deepspeed", "GPT-NeoX as DeepSpeed"),
     (r"megatron|flagscale", "megatron", ""),

@@ -67,7 +67,7 @@ def stack_of(name: str) -> tuple[Stack, tuple[str, ...]]:
     (`kernels` of gemm.toml, for example).
     """
     if name and name.lower().replace("_", "-") in names("stacks"):
-        return load_stack(name), ()
+        return replace(load_stack(name), autocast_bytes={}), ()  # calls stand alone
     usual = load_stack(USUAL)
     if not name:
         return usual, (f"stack {USUAL}",)
