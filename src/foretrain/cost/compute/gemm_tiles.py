@@ -256,16 +256,20 @@ def _best(
             time += float(constants["sigma_us"]) * 1e-6
         if idle is not None:
             time[idle] = np.inf
-    flat = times.reshape(-1, len(m))
+    return _soft_minimum(times, tiles.ways)
+
+
+def _soft_minimum(times: Array, ways: Sequence[slice]) -> tuple[Array, Rows]:
+    """Returns the soft minimum over splits and tiles; `times` do not survive."""
+    flat = times.reshape(-1, times.shape[-1])
     best = np.argmin(flat, axis=0)
     least = flat.min(axis=0)
-    near = np.divide(least, flat, out=flat)
+    flat = np.divide(least, flat, out=flat)
     for _ in range(_SOFT):
-        near *= near
-    if len(splits) > 1:
-        near = times.sum(axis=0)
+        flat *= flat
+    near = times.sum(axis=0) if len(times) > 1 else times[0]
     # the way with more good candidates is the faster one
-    total = np.maximum.reduce([near[way].sum(axis=0) for way in tiles.ways]) / 3.0
+    total = np.maximum.reduce([near[way].sum(axis=0) for way in ways]) / 3.0
     for _ in range(_SOFT):
         total = np.sqrt(total)
     return least / total, best
