@@ -54,25 +54,25 @@ class Kernels:
 
 def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, NDArray[np.str_]]:
     """Returns the seconds beyond the kernel floor, and the names of the algorithms."""
-    best = direct(x, direction, kernels.rates, kernels.constants, kernels.size)
-    name = np.full(best.shape, "implicit GEMM", dtype="U24")
+    rates, constants, size = kernels.rates, kernels.constants, kernels.size
+    name = np.full(x.n.shape, "implicit GEMM", dtype="U24")
     if kernels.vector is None:
-        other, word = winograd(x, direction, kernels.rates, kernels.constants), "Winograd"
+        best = direct(x, direction, rates, constants, size)
+        other, word = winograd(x, direction, rates, constants), "Winograd"
     else:
         vector, word = kernels.vector, "without tensor cores"
         whole = filled(x)
-        best = direct(whole, direction, kernels.rates, kernels.constants, kernels.size)
-        other = direct(x, direction, vector.rates, vector.constants, kernels.size)
         odd = whole.flops > x.flops
-        other = np.where(odd, other, np.inf)
-        if kernels.constants.get("whole_units"):
-            best = np.where(odd, np.inf, best)
+        best, other = np.full((2, *odd.shape), np.inf)
+        units = ~odd if constants.get("whole_units") else np.ones(odd.shape, dtype=bool)
+        best[units] = direct(whole.part(units), direction, rates, constants, size)
+        other[odd] = direct(x.part(odd), direction, vector.rates, vector.constants, size)
     name[other < best] = word
     best = np.minimum(best, other)
-    other = narrow(x, kernels.rates.peak, kernels.constants)
+    other = narrow(x, rates.peak, constants)
     name[other < best] = "few channels"
     best = np.minimum(best, other)
-    limit = float(kernels.constants.get("weight_limit", np.inf))
+    limit = float(constants.get("weight_limit", np.inf))
     if direction == "backward_weight" and np.isfinite(limit):
         best = np.minimum(best, limit * conv_seconds(x, "forward", kernels)[0])
     return best, name

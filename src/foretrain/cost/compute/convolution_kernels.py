@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds
+from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds, has_no_sides
 
 Array = NDArray[np.float64]
 #: Groups that one product may join.
@@ -159,12 +159,13 @@ def _product(
     view: Mapping[str, Array], rates: Rates, constants: Mapping[str, Any], moved: Array
 ) -> Array:
     """Returns the seconds of a GEMM or of its transpose, without the kernel floor."""
+    once = has_no_sides(constants)
     turned = {**view, "m": view["n"], "n": view["m"]}
     times = [
-        gemm_seconds(v, rates=rates, constants=constants, bytes_moved=moved).seconds
-        for v in (view, turned)
+        gemm_seconds(v, rates=rates, constants=constants, bytes_moved=moved, turned=once).seconds
+        for v in ((view,) if once else (view, turned))
     ]
-    return np.minimum(*times) - float(constants["t0_us"]) * 1e-6
+    return np.minimum.reduce(times) - float(constants["t0_us"]) * 1e-6
 
 
 def _fused(x: Images, direction: str, rates: Rates, constants: Mapping[str, Any]) -> Array:

@@ -27,9 +27,10 @@ blocks are padded first).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from foretrain.cost.calibration import load
 from foretrain.errors import InternalError
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.intp]
 
 #: Columns of a row of gemm_tiles.toml, and what holds where a row leaves them out.
 _ROW = {
@@ -52,7 +54,8 @@ class TileSet:
     """The tiles of a kernel family, one row each: columns that broadcast against operators.
 
     A tile serves sizes within `bounds` (lower, upper) of m, n and k; None: all of them. Tiles come
-    in whole clusters. `split`: whether K may be split.
+    in whole clusters. `split`: whether K may be split. `ways`: the rows that a product may choose
+    from, and those of its transpose where that counts too.
     """
 
     tm: Array
@@ -61,18 +64,27 @@ class TileSet:
     cluster_n: Array
     bounds: Mapping[str, tuple[Array, Array]] | None
     split: bool
+    ways: tuple[slice, ...]
 
 
 @cache
-def tile_set(name: str) -> TileSet:
-    """Returns the tiles that an entry of gemm.toml names; InternalError if there are none."""
+def tile_set(name: str, *, turned: bool = False) -> TileSet:
+    """Returns the tiles that an entry of gemm.toml names; InternalError if there are none.
+
+    `turned`: with those of the transposed product, of a set without bounds. The two share most.
+    """
     found = next((s for s in load("gemm_tiles")["set"] if s["name"] == name), None)
     if found is None:
         raise InternalError(f"no tiles named {name!r} in gemm_tiles.toml")
-    rows = [{**_ROW, "tm": tm, "tn": tn} for tm, tn in found.get("tiles", ())]
+    tiles = [(tm, tn) for tm, tn in found.get("tiles", ())]
+    mirrored = [(tn, tm) for tm, tn in tiles] if turned else []
+    own, other = ([x for x in a if x not in b] for a, b in ((tiles, mirrored), (mirrored, tiles)))
+    shared = [tile for tile in tiles if tile not in own]
+    rows = [{**_ROW, "tm": tm, "tn": tn} for tm, tn in own + shared + other]
     rows += [{**_ROW, **row} for row in found.get("rows", ())]
     columns = {key: np.array([[float(row[key])] for row in rows]) for key in rows[0]}
     bounds = {size: (columns[f"{size}_from"], columns[f"{size}_to"]) for size in "mnk"}
+    ways = (slice(0, len(rows) - len(other)), slice(len(own), len(rows)))
     return TileSet(
         tm=columns["tm"],
         tn=columns["tn"],
@@ -80,11 +92,13 @@ def tile_set(name: str) -> TileSet:
         cluster_n=columns["cluster_n"],
         bounds=bounds if found.get("rows") else None,
         split=bool(found.get("split", True)),
+        ways=ways if turned else ways[:1],
     )
 
 
 SPLITS = (3, 8)
-_BLOCK = 256  # columns at a time: the working set stays in the cache of a core
+_ALL = (1, *SPLITS)
+_BLOCK = 1024  # columns at a time: the working set stays in the cache of a core
 _SOFT = 5  # doublings: the exponent 32
 _REFERENCE = 256.0 * 256.0
 
@@ -115,6 +129,7 @@ def gemm_seconds(
     constants: Mapping[str, Any],
     bytes_moved: Array,
     penalty: Array | float = 1.0,
+    turned: bool = False,
 ) -> GemmTimes:
     """Returns the times of GEMMs given as arrays b m n k.
 
@@ -124,46 +139,70 @@ def gemm_seconds(
         constants: an entry of gemm.toml.
         bytes_moved: what operands and result move to and from device memory.
         penalty: divides the compute efficiency (misaligned rows).
+        turned: the transposed product counts too, if it is faster (`has_no_sides`).
     """
     b, m, n, k = (shape[name] for name in "bmnk")
     flops = 2.0 * b * m * n * k
     loss = np.broadcast_to(np.asarray(penalty, dtype=np.float64), m.shape)
     bandwidth = rates.bandwidth * float(constants["e_b"])
-    fixed = float(constants["t0_us"]) * 1e-6
-    per_row = float(constants.get("cast_bytes", 0.0)) / bandwidth * k
-    cast = b * m * np.maximum(per_row, float(constants.get("row_ns", 0.0)) * 1e-9)
-    host = np.where(m % 4.0 == 0.0, 0.0, float(constants.get("host_odd_us", 0.0)))
-    host = (host + float(constants.get("host_us", 0.0))) * 1e-6
     if constants["form"] == "roofline":
         compute = flops * loss / (rates.peak * float(constants["e_c"]))
         none = np.zeros(m.shape, dtype=np.int64)
         best = np.maximum(compute, bytes_moved / bandwidth)
-        seconds = _held(fixed + cast + best, host)
+        seconds = _called(best, (b, m, k), bandwidth, constants)
         return GemmTimes(seconds=seconds, tm=none, tn=none, split=none)
     ideal_ms = flops / (rates.peak * 1e-3)
     clock = 1.0 - float(constants["clock"]) * ideal_ms / (ideal_ms + float(constants["clock_ms"]))
     rate = rates.peak * float(constants["e_c"]) * clock / loss
     times = np.empty(m.shape)
-    chosen = np.empty((3, *m.shape), dtype=np.int64)
-    tiles = tile_set(constants["tiles"])
-    unfilled = b * np.ceil(m / 128.0) * np.ceil(n / 128.0) < 2.0 * rates.sms
-    may_split = tiles.split and bool(constants.get("split", True))
-    splittable = unfilled & (k >= 256.0 * SPLITS[0]) & may_split
-    for splits, where in (((1,), ~splittable), ((1, *SPLITS), splittable)):
-        index = np.flatnonzero(where)
+    chosen = np.empty(m.shape, dtype=np.int64)
+    tiles = tile_set(constants["tiles"], turned=turned)
+    most = np.ones(m.shape)  # parts that K may be split into
+    if tiles.split and bool(constants.get("split", True)):
+        unfilled = b * np.ceil(m / 128.0) * np.ceil(n / 128.0) < 2.0 * rates.sms
+        most = np.where(unfilled, np.maximum(k / 256.0, 1.0), 1.0)
+    scratch = np.empty((5, len(tiles.tm) * min(_BLOCK, len(m))))
+    for count, (split, more) in enumerate(pairwise((*_ALL, np.inf)), start=1):
+        index = np.flatnonzero((most >= split) & (most < more))
         for start in range(0, len(index), _BLOCK):
             part = index[start : start + _BLOCK]
             columns = (b[part], m[part], n[part], k[part], bytes_moved[part], rate[part])
-            times[part], chosen[:, part] = _best(
-                columns, tiles, splits, rates.sms, bandwidth, constants
+            times[part], chosen[part] = _best(
+                columns, tiles, _ALL[:count], rates.sms, bandwidth, constants, scratch
             )
     times = np.maximum(times, flops / rates.peak)
-    seconds = _held(fixed + cast + times, host)
-    return GemmTimes(seconds=seconds, tm=chosen[0], tn=chosen[1], split=chosen[2])
+    which, tile = np.divmod(chosen, len(tiles.tm))
+    return GemmTimes(
+        seconds=_called(times, (b, m, k), bandwidth, constants),
+        tm=tiles.tm[tile, 0].astype(np.int64),
+        tn=tiles.tn[tile, 0].astype(np.int64),
+        split=np.array(_ALL, dtype=np.int64)[which],
+    )
 
 
-def _held(seconds: Array, host: Array) -> Array:
-    """Returns the time of calls that last at least as long as the host needs to make them."""
+def has_no_sides(constants: Mapping[str, Any]) -> bool:
+    """Returns whether only tiles tell a product from its transpose: no cast, no rule for rows."""
+    sided = ("cast_bytes", "row_ns", "host_odd_us")
+    if any(constants.get(name) for name in sided):
+        return False
+    return constants["form"] == "roofline" or tile_set(constants["tiles"]).bounds is None
+
+
+def _called(
+    times: Array, sizes: tuple[Array, Array, Array], bandwidth: float, constants: Mapping[str, Any]
+) -> Array:
+    """Returns the time of calls: floor, cast and kernel, at least what the host needs for one."""
+    b, m, k = sizes
+    seconds = float(constants["t0_us"]) * 1e-6 + times
+    cast_bytes, row_ns, always_us, odd_us = (
+        float(constants.get(name, 0.0))
+        for name in ("cast_bytes", "row_ns", "host_us", "host_odd_us")
+    )
+    if cast_bytes or row_ns:
+        seconds = seconds + b * m * np.maximum(cast_bytes / bandwidth * k, row_ns * 1e-9)
+    if not always_us and not odd_us:
+        return seconds
+    host = (np.where(m % 4.0 == 0.0, 0.0, odd_us) + always_us) * 1e-6
     high = np.maximum(seconds, host)
     ratio = np.minimum(seconds, host) / high
     return high * (1.0 + 0.25 * ratio**4)
@@ -172,63 +211,84 @@ def _held(seconds: Array, host: Array) -> Array:
 def _best(
     columns: tuple[Array, ...],
     tiles: TileSet,
-    splits: tuple[int, ...],
+    splits: Sequence[int],
     sms: int,
     bandwidth: float,
     constants: Mapping[str, Any],
-) -> tuple[Array, NDArray[np.int64]]:
-    """Returns the soft minimum over tiles and splits, and the best (tm, tn, split)."""
+    scratch: Array,
+) -> tuple[Array, Rows]:
+    """Returns the soft minimum over splits and tiles, and which is the best of all of them.
+
+    The time of large tables goes here: operations are in place, in five rows of `scratch`, which
+    spares the allocation of memory for each.
+    """
     b, m, n, k, moved, rate = columns
-    tm, tn = tiles.tm, tiles.tn
-    grid, idle = _grid(tiles, (m, n, k), float(constants.get("ragged", 0.0)))
-    grid = grid * (b / sms)
+    shape = (len(tiles.tm), len(m))
+    grid, waves, compute, memory, high = (x[: shape[0] * shape[1]].reshape(shape) for x in scratch)
+    idle = _grid(tiles, (m, n, k), float(constants.get("ragged", 0.0)), grid)
+    grid *= b / sms
     reuse = 4096.0 * float(constants["c"])
-    area = tm * tn
     # FLOP of a wave over the rate of its tile; the share of 256 x 256 tiles is one
-    per_k = 2.0 * (area + reuse) * sms * (_REFERENCE / (_REFERENCE + reuse)) / rate
+    per_k = 2.0 * (tiles.tm * tiles.tn + reuse) * sms * (_REFERENCE / (_REFERENCE + reuse))
     q, k0 = float(constants["q"]), float(constants["k0"])
-    options: list[Array] = []
-    for split in splits:
-        waves = grid * split if split > 1 else grid
-        rounds = np.maximum(1.0, q * np.ceil(waves) + (1.0 - q) * waves)
-        compute = rounds * per_k * (k / split + k0)
+    times = np.empty((len(splits), *shape))
+    for split, time in zip(splits, times, strict=True):
+        np.multiply(grid, split, out=waves)
+        np.ceil(waves, out=compute)
+        compute *= q
+        compute += np.multiply(waves, 1.0 - q, out=memory)
+        np.maximum(compute, 1.0, out=compute)
+        compute *= per_k
+        compute *= (k / split + k0) / rate
         extra = 8.0 * split * float(constants["beta"]) * b * m * n if split > 1 else 0.0
-        memory = (moved + extra) / (bandwidth * np.sqrt(np.minimum(1.0, 2.0 * waves)))
-        high = np.maximum(compute, memory)
-        ratio = np.minimum(compute, memory) / high
-        ratio *= ratio
-        time = high * (1.0 + 0.25 * ratio * ratio)
+        waves *= 2.0
+        np.sqrt(np.minimum(waves, 1.0, out=waves), out=waves)
+        np.divide((moved + extra) / bandwidth, waves, out=memory)
+        np.maximum(compute, memory, out=high)
+        np.minimum(compute, memory, out=time)
+        time /= high
+        time *= time
+        time *= time
+        time *= 0.25
+        time += 1.0
+        time *= high
         if split > 1:
             time += float(constants["sigma_us"]) * 1e-6
-            time = np.where(k < 256.0 * split, np.inf, time)
         if idle is not None:
             time[idle] = np.inf
-        options.append(time)
-    times = np.concatenate(options) if len(options) > 1 else options[0]
-    best = np.argmin(times, axis=0)
-    least = times[best, np.arange(times.shape[1])]
-    near = least / times
+    return _soft_minimum(times, tiles.ways)
+
+
+def _soft_minimum(times: Array, ways: Sequence[slice]) -> tuple[Array, Rows]:
+    """Returns the soft minimum over splits and tiles; `times` do not survive."""
+    flat = times.reshape(-1, times.shape[-1])
+    best = np.argmin(flat, axis=0)
+    least = flat.min(axis=0)
+    flat = np.divide(least, flat, out=flat)
     for _ in range(_SOFT):
-        near *= near
-    soft = least * (near.sum(axis=0) / 3.0) ** (-1.0 / 2**_SOFT)
-    which, tile = np.divmod(best, len(tm))
-    split_of = np.array(splits, dtype=np.int64)[which]
-    rows = (tm[tile, 0].astype(np.int64), tn[tile, 0].astype(np.int64), split_of)
-    return soft, np.stack(rows)
+        flat *= flat
+    near = times.sum(axis=0) if len(times) > 1 else times[0]
+    # the way with more good candidates is the faster one
+    total = np.maximum.reduce([near[way].sum(axis=0) for way in ways]) / 3.0
+    for _ in range(_SOFT):
+        total = np.sqrt(total)
+    return least / total, best
 
 
 def _grid(
-    tiles: TileSet, sizes: tuple[Array, Array, Array], ragged: float
-) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Returns the tiles of each product, and where a rule does not use a tile (None: nowhere)."""
+    tiles: TileSet, sizes: tuple[Array, Array, Array], ragged: float, grid: Array
+) -> NDArray[np.bool_] | None:
+    """Fills in the tiles of each product; returns where a rule does not use a tile (or None)."""
     m, n, _ = sizes
-    if tiles.bounds is None:
-        return np.ceil(m / tiles.tm) * np.ceil(n / tiles.tn), None
+    np.ceil(np.divide(n, tiles.tn * tiles.cluster_n, out=grid), out=grid)
     rows = m / (tiles.tm * tiles.cluster_m)
     whole = np.ceil(rows)
-    whole = whole + ragged * (whole > rows)
-    columns = np.ceil(n / (tiles.tn * tiles.cluster_n))
+    if tiles.bounds is None:
+        grid *= whole
+        return None
+    grid *= whole + ragged * (whole > rows)
+    grid *= tiles.cluster_m * tiles.cluster_n
     idle = np.zeros(rows.shape, dtype=bool)
     for size, (low, high) in zip(sizes, tiles.bounds.values(), strict=True):
         idle |= (size < low) | (size >= high)
-    return whole * columns * (tiles.cluster_m * tiles.cluster_n), idle
+    return idle

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import load
-from foretrain.cost.network.curve import Curve, bus_factor
+from foretrain.cost.network.curve import Curve, Curves, Value, bus_factor
 from foretrain.cost.network.fabric import Part, Span, fabric_parts
 from foretrain.cost.network.measured import MeasuredCurve, find_curve
 from foretrain.cost.network.node import node_curve
@@ -182,9 +182,13 @@ def _over_nodes(
 ) -> GroupCost:
     fabric = fabric_constants(cluster)
     span = span_of(collective, ranks, cluster, layout, sharers)
-    parts = fabric_parts(collective, span, fabric)
+    parts = tuple(
+        (curves.single(), float(factor))
+        for curves, factor in fabric_parts(collective, span, fabric)
+    )
     curve = parts[0][0]
     inner = span.inner.bandwidth if span.inner is not None else float("inf")
+    nodes = int(span.nodes)
     narrow = "inside the node" if curve.bandwidth >= inner else f"the NICs ({cluster.fabric})"
     return GroupCost(
         parts=parts,
@@ -192,11 +196,11 @@ def _over_nodes(
         row="fitted" if fabric["mark"] in ("measured", "fitted") else "generation",
         mark=fabric["mark"],
         text=(
-            f"{collective} x{layout.num_ranks} over {span.nodes} nodes ({cluster.fabric}, "
+            f"{collective} x{layout.num_ranks} over {nodes} nodes ({cluster.fabric}, "
             f"{sharers} sharing): alpha {curve.alpha_s / US:.0f} us, B "
             f"{curve.bandwidth / GB:.1f} GB/s, bottleneck {narrow}"
         ),
-        spread=node_spread(fabric, span.nodes),
+        spread=node_spread(fabric, nodes),
     )
 
 
@@ -227,7 +231,17 @@ def span_of(
     inner = None
     if len(together) > 1 and collective != "send_recv":
         inner = node_curve(cluster, collective, together).curve
-    return plain_span(cluster, layout, sharers, inner)
+    wide = size > cluster.devices_per_node
+    members = layout.islands if wide else (layout.max_per_node, layout.min_per_node)
+    return plain_span(
+        cluster,
+        nodes=len(layout.islands) if wide else layout.num_nodes,
+        ranks=layout.num_ranks,
+        per_node=max(members),
+        fewest_per_node=min(members),
+        sharers=sharers,
+        inner=inner,
+    )
 
 
 def span_size(cluster: Cluster) -> int:
@@ -235,26 +249,33 @@ def span_size(cluster: Cluster) -> int:
     return max(cluster.devices_per_node, cluster.island_size)
 
 
-def plain_span(cluster: Cluster, layout: GroupLayout, sharers: int, inner: Curve | None) -> Span:
-    """Returns a group of this layout whose part on one node follows `inner`."""
+def plain_span(
+    cluster: Cluster,
+    *,
+    nodes: Value,
+    ranks: Value,
+    per_node: Value,
+    fewest_per_node: Value,
+    sharers: Value,
+    inner: Curve | Curves | None,
+) -> Span:
+    """Returns groups whose part on one node follows `inner`; a node as `span_size` has it."""
     rules = load("network")["rules"]
     size = span_size(cluster)
-    wide = size > cluster.devices_per_node
-    per_node = max(layout.islands) if wide else layout.max_per_node
-    sharers = max(1, sharers)
-    if wide and sharers > 1:
-        sharers = max(1, size // per_node)
+    sharers = np.maximum(1, sharers)
+    if size > cluster.devices_per_node:
+        sharers = np.where(sharers > 1, np.maximum(1, size // per_node), 1)
     device = cluster.device
     return Span(
-        ranks=layout.num_ranks,
-        nodes=len(layout.islands) if wide else layout.num_nodes,
+        ranks=ranks,
+        nodes=nodes,
         per_node=per_node,
+        fewest_per_node=fewest_per_node,
         devices_per_node=size,
         nics=cluster.nics_per_node * size / cluster.devices_per_node,
         nic=cluster.nic_bandwidth,
         sharers=sharers,
         inner=inner,
-        fewest_per_node=min(layout.islands) if wide else layout.min_per_node,
         slot=rules["slot_to_nic_gbs"][f"gen{device.pcie_gen}"] * GB,
         multicast=cluster.scaleup == "nvswitch" and device.generation in rules["multicast"],
         extra_latency_s=cluster.extra_latency_s,

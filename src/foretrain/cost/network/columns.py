@@ -1,22 +1,24 @@
 """The prices of very many collectives at once: columns of groups and sizes.
 
-The groups are regular: the same number of ranks on each of their nodes. Each different group is
-priced once, then every row is evaluated with the constants of its group, without a loop over rows.
+The groups are regular: the same number of ranks on each of their nodes. The few curves inside a
+node are looked up; all else is the formula of fabric.py over whole columns, however many groups
+differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.cost.network.collectives import fabric_constants, plain_span, span_size
-from foretrain.cost.network.curve import Curve, bus_factor, curve_seconds
-from foretrain.cost.network.fabric import Part, fabric_parts
+from foretrain.cost.network.curve import Curves, bus_factor, curve_seconds
+from foretrain.cost.network.fabric import fabric_parts
 from foretrain.cost.network.node import node_curve
 from foretrain.errors import InputError, Problem
-from foretrain.hardware.cluster import Cluster, GroupLayout
+from foretrain.hardware.cluster import Cluster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -42,19 +44,16 @@ def column_seconds(
     """
     together = np.ones_like(nodes) if sharers is None else np.maximum(sharers, 1)
     _check(cluster, nodes, per_node)
-    widths = [int(column.max(initial=0)) + 1 for column in (nodes, per_node, together)]
-    key = ((kind * widths[0] + nodes) * widths[1] + per_node) * widths[2] + together
-    _, first, row = np.unique(key, return_index=True, return_inverse=True)
-    prices = _Prices(cluster)
-    groups = [
-        prices.parts(collectives[int(kind[i])], int(nodes[i]), int(per_node[i]), int(together[i]))
-        for i in first
-    ]
-    times = _evaluate([parts[0] for parts in groups], row, num_bytes)
-    more = np.array([len(parts) > 1 for parts in groups])[row]
-    if more.any():
-        second = _evaluate([parts[-1] for parts in groups], row[more], num_bytes[more])
-        times[more] = np.maximum(times[more], second)
+    near = nodes <= span_size(cluster) // cluster.devices_per_node
+    several = nodes * per_node > 1
+    times = np.zeros(nodes.shape)
+    for number, collective in enumerate(collectives):
+        same = several & (kind == number)
+        for where, price in ((same & near, _inside), (same & ~near, _over_nodes)):
+            rows = np.flatnonzero(where)
+            if len(rows):
+                columns = (nodes[rows], per_node[rows], together[rows], num_bytes[rows])
+                times[rows] = price(cluster, collective, *columns)
     return times
 
 
@@ -71,64 +70,68 @@ def _check(cluster: Cluster, nodes: Ints, per_node: Ints) -> None:
         )
 
 
-def _evaluate(parts: Sequence[Part], row: Ints, num_bytes: Floats) -> Floats:
-    """Returns the time of every size on the curve of its row's group."""
-    table = np.array(
-        [(f, c.alpha_s, c.bandwidth, c.half_bytes, c.p, c.r, c.low_bytes, c.cap) for c, f in parts]
+def _inside(
+    cluster: Cluster,
+    collective: str,
+    nodes: Ints,
+    per_node: Ints,
+    sharers: Ints,
+    num_bytes: Floats,
+) -> Floats:
+    """Returns the times of groups inside a node or a scale-up domain."""
+    curves = _node_curves(cluster, collective, nodes, per_node, sharers)
+    return curve_seconds(curves, num_bytes, bus_factor(collective, _floats(nodes * per_node)))
+
+
+def _over_nodes(
+    cluster: Cluster,
+    collective: str,
+    nodes: Ints,
+    per_node: Ints,
+    sharers: Ints,
+    num_bytes: Floats,
+) -> Floats:
+    """Returns the times of groups that use the NICs."""
+    island = span_size(cluster) // cluster.devices_per_node  # nodes behind one set of NICs
+    rest = nodes % island
+    inner = None
+    if collective != "send_recv":
+        whole = np.full_like(nodes, island)
+        inner = _node_curves(cluster, collective, whole, per_node, np.ones_like(nodes))
+    span = plain_span(
+        cluster,
+        ranks=_floats(nodes * per_node),
+        nodes=np.ceil(nodes / island),
+        per_node=_floats(per_node * island),
+        fewest_per_node=_floats(per_node * np.where(rest > 0, rest, island)),
+        sharers=_floats(sharers),
+        inner=inner,
     )
-    factor, alpha, bandwidth, half, p, r, low, cap = table.T[:, row]
-    return curve_seconds(
-        num_bytes,
-        factor,
-        alpha_s=alpha,
-        bandwidth=bandwidth,
-        half_bytes=half,
-        p=p,
-        r=r,
-        low_bytes=low,
-        cap=cap,
-    )
+    parts = fabric_parts(collective, span, fabric_constants(cluster))
+    return np.maximum.reduce([curve_seconds(curve, num_bytes, factor) for curve, factor in parts])
 
 
-class _Prices:
-    """The curves of groups on one cluster; those inside a node are looked up once."""
+def _node_curves(
+    cluster: Cluster, collective: str, nodes: Ints, per_node: Ints, sharers: Ints
+) -> Curves:
+    """Returns the curve inside a node of every row; each different one is looked up once.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.fabric = fabric_constants(cluster)
-        self.island = span_size(cluster) // cluster.devices_per_node  # nodes of one scale-up domain
-        self.known: dict[tuple[str, int, int, int], Curve] = {}
+    Of siblings it only matters whether there are any. A lone rank has a curve of no time.
+    """
+    size = cluster.devices_per_node
+    key = (nodes * (size + 1) + per_node) * 2 + (sharers > 1)
+    names = [field.name for field in fields(Curves)]
+    lone = Curves(alpha_s=0.0, bandwidth=1.0)
+    table = np.tile([getattr(lone, name) for name in names], (int(key.max()) + 1, 1))
+    for number in np.flatnonzero(np.bincount(key)):
+        group, shared = divmod(int(number), 2)
+        wide, width = divmod(group, size + 1)
+        if wide * width > 1:
+            ranks = [node * size + i for node in range(wide) for i in range(width)]
+            curve = node_curve(cluster, collective, ranks, sharers=1 + shared).curve
+            table[number] = [getattr(curve, name) for name in names]
+    return Curves(**dict(zip(names, table.T[:, key], strict=True)))
 
-    def parts(self, collective: str, nodes: int, per_node: int, sharers: int) -> tuple[Part, ...]:
-        """Returns the curves of one group; its time is the largest of theirs."""
-        ranks = nodes * per_node
-        if ranks == 1:
-            return ((Curve(alpha_s=0.0, bandwidth=1.0), 0.0),)
-        if nodes <= self.island:
-            return (
-                (self._inner(collective, nodes, per_node, sharers), bus_factor(collective, ranks)),
-            )
-        inner = None
-        if collective != "send_recv" and per_node * min(nodes, self.island) > 1:
-            inner = self._inner(collective, min(nodes, self.island), per_node, 1)
-        full, rest = divmod(nodes, self.island)
-        domains = (per_node * self.island,) * full + ((per_node * rest,) if rest else ())
-        layout = GroupLayout(
-            num_ranks=ranks,
-            num_nodes=nodes,
-            max_per_node=per_node,
-            min_per_node=per_node,
-            islands=domains,
-        )
-        return fabric_parts(
-            collective, plain_span(self.cluster, layout, sharers, inner), self.fabric
-        )
 
-    def _inner(self, collective: str, nodes: int, per_node: int, sharers: int) -> Curve:
-        key = (collective, nodes, per_node, sharers)
-        if key not in self.known:
-            size = self.cluster.devices_per_node
-            ranks = [node * size + i for node in range(nodes) for i in range(per_node)]
-            found = node_curve(self.cluster, collective, ranks, sharers=sharers)
-            self.known[key] = found.curve
-        return self.known[key]
+def _floats(values: Ints) -> Floats:
+    return values.astype(np.float64)

@@ -15,14 +15,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.units import GB, MIB, US
 
+Array = NDArray[np.float64]
 #: One number for all sizes, or one for each.
-Value = float | NDArray[np.float64]
+Value = float | Array
+
+
+_Ranks = TypeVar("_Ranks", float, Array, Value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,53 +57,52 @@ class Curve:
         t = peak * ((self.alpha_s / peak) ** self.r + (x / peak) ** self.r) ** (1.0 / self.r)
         return max(t, floor)
 
-    def many(self, num_bytes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    def many(self, num_bytes: Array, factor: float) -> Array:
         """Returns the times of many sizes at once: `seconds` of each."""
-        return curve_seconds(
-            num_bytes,
-            factor,
-            alpha_s=self.alpha_s,
-            bandwidth=self.bandwidth,
-            half_bytes=self.half_bytes,
-            p=self.p,
-            r=self.r,
-            low_bytes=self.low_bytes,
-            cap=self.cap,
-        )
+        return curve_seconds(self, num_bytes, factor)
 
 
-def curve_seconds(
-    num_bytes: NDArray[np.float64],
-    factor: Value,
-    *,
-    alpha_s: Value,
-    bandwidth: Value,
-    half_bytes: Value,
-    p: Value,
-    r: Value,
-    low_bytes: Value,
-    cap: Value,
-) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """The fields of `Curve`, each one number or one for every group of a table."""
+
+    alpha_s: Value
+    bandwidth: Value
+    half_bytes: Value = 0.0
+    p: Value = 1.0
+    r: Value = 1.0
+    low_bytes: Value = 0.0
+    cap: Value = float("inf")
+    peak: Value = float("inf")
+
+    def single(self) -> Curve:
+        """Returns the curve of a single group."""
+        return Curve(**{name: float(getattr(self, name)) for name in self.__slots__})
+
+
+def curve_seconds(curve: Curve | Curves, num_bytes: Array, factor: Value) -> Array:
     """Returns the times of many sizes on one curve, or of each size on a curve of its own."""
+    alpha, p, r = curve.alpha_s, curve.p, curve.r
     size = np.maximum(num_bytes, 0.0)
     # S (S0 / S)**p S / (S + Sl), without a division by a size of 0
-    moved = size ** (1.0 - p) * (half_bytes**p * size / np.maximum(size + low_bytes, 1e-300))
-    x = (size + moved) * (factor / bandwidth)
+    filled = curve.half_bytes**p * size / np.maximum(size + curve.low_bytes, 1e-300)
+    x = (size + size ** (1.0 - p) * filled) * (factor / curve.bandwidth)
     if isinstance(r, float) and r == 1.0:
-        t = x + alpha_s
+        t = x + alpha
     else:
-        peak = np.maximum(np.maximum(alpha_s, x), 1e-300)
-        t = peak * (1.0 + (np.minimum(alpha_s, x) / peak) ** r) ** (1.0 / r)
-    return np.maximum(t, size * (factor / cap))
+        peak = np.maximum(np.maximum(alpha, x), 1e-300)
+        t = peak * (1.0 + (np.minimum(alpha, x) / peak) ** r) ** (1.0 / r)
+    return np.maximum(t, size * (factor / curve.cap))
 
 
-def bus_factor(collective: str, num_ranks: int) -> float:
+def bus_factor(collective: str, num_ranks: _Ranks) -> _Ranks:
     """Returns busbw / algbw of a collective over `num_ranks` ranks."""
+    sent = num_ranks
     if collective == "all_reduce":
-        return 2.0 * (num_ranks - 1) / num_ranks
-    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (num_ranks - 1) / num_ranks
-    return 1.0
+        sent = 2.0 * (num_ranks - 1)
+    elif collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        sent = num_ranks - 1
+    return sent / num_ranks
 
 
 def curve_from_row(row: Sequence[float], *, scale: float, headroom: float) -> Curve:

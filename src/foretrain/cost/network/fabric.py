@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2, sqrt
 from typing import Any
 
+import numpy as np
+
 from foretrain.cost.calibration import load
-from foretrain.cost.network.curve import Curve, bus_factor
+from foretrain.cost.network.curve import Curve, Curves, Value, bus_factor
 from foretrain.units import GB, MIB, US
 
 RINGS = ("all_gather", "reduce_scatter")
@@ -36,36 +37,39 @@ Part = tuple[Curve, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A group over nodes in plain numbers; bandwidths in bytes/s, `inner` inside one node.
+    """A group over nodes, or a table of groups, in plain numbers; bandwidths in bytes/s.
 
-    `inner` is None when every node holds one rank. `nic` is one NIC, `nics` those of a node,
-    `slot` what one device's slot passes to NICs. `multicast`: the switch in the node reduces.
+    `inner` is the curve inside one node: None when every node holds one rank, any in the rows of a
+    table where `per_node` is 1. `nic` is one NIC, `nics` those of a node, `slot` what one device's
+    slot passes to NICs. `multicast`: the switch in the node reduces.
     """
 
-    ranks: int
-    nodes: int
-    per_node: int
+    ranks: Value
+    nodes: Value
+    per_node: Value
+    fewest_per_node: Value
     devices_per_node: int
     nics: float
     nic: float
-    sharers: int
-    inner: Curve | None
-    fewest_per_node: int = 0
+    sharers: Value
+    inner: Curve | Curves | None
     slot: float = float("inf")
     multicast: bool = False
     extra_latency_s: float = 0.0
     oversubscription: float = 1.0
 
     @property
-    def nic_bytes_s(self) -> float:
+    def nic_bytes_s(self) -> Value:
         """Returns what the NICs of one node carry for this group, one direction."""
-        members = self.fewest_per_node or self.per_node
-        own = max(1.0, self.nics * members / self.devices_per_node)
-        share = min(own, self.nics / self.sharers) * self.nic
-        return min(share, members * self.slot) / self.oversubscription
+        members = self.fewest_per_node
+        own = np.maximum(1.0, self.nics * members / self.devices_per_node)
+        share = np.minimum(own, self.nics / self.sharers) * self.nic
+        return np.minimum(share, members * self.slot) / self.oversubscription
 
 
-def fabric_parts(collective: str, span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
+def fabric_parts(
+    collective: str, span: Span, fabric: Mapping[str, Any]
+) -> tuple[tuple[Curves, Value], ...]:
     """Returns the curves of a collective over nodes; its time is the largest of theirs."""
     if collective == "all_to_all":
         return _all_to_all(span, fabric)
@@ -74,96 +78,101 @@ def fabric_parts(collective: str, span: Span, fabric: Mapping[str, Any]) -> tupl
     return ((fabric_curve(collective, span, fabric), bus_factor(collective, span.ranks)),)
 
 
-def fabric_curve(collective: str, span: Span, fabric: Mapping[str, Any]) -> Curve:
+def fabric_curve(collective: str, span: Span, fabric: Mapping[str, Any]) -> Curves:
     """Returns the curve of a ring or tree collective over several nodes."""
-    doublings = max(0.0, log2(span.nodes / 2.0))
+    doublings = np.maximum(0.0, np.log2(span.nodes / 2.0))
     alpha = fabric["alpha_us"] * US + fabric["alpha_doubling_us"] * US * doublings
     if span.inner is not None:
-        alpha += span.inner.alpha_s
-    alpha += span.extra_latency_s * _hops(collective, span.nodes)
+        alpha = alpha + np.where(span.per_node == 1, 0.0, span.inner.alpha_s)
+    alpha = alpha + span.extra_latency_s * _hops(collective, span.nodes)
     bandwidth = _bandwidth(collective, span, fabric)
-    return Curve(
+    return Curves(
         alpha_s=alpha,
         bandwidth=bandwidth,
         half_bytes=bandwidth * _knee_s(collective, span.ranks, fabric),
-        p=fabric["p_ring" if collective in RINGS else "p"],
-        r=fabric["r"],
+        p=float(fabric["p_ring" if collective in RINGS else "p"]),
+        r=float(fabric["r"]),
         low_bytes=fabric["low_mib"] * MIB,
     )
 
 
-def _bandwidth(collective: str, span: Span, fabric: Mapping[str, Any]) -> float:
+def _bandwidth(collective: str, span: Span, fabric: Mapping[str, Any]) -> Value:
     """Returns the bus bandwidth of a large ring or tree collective."""
     nics = span.nic_bytes_s
-    if span.inner is None or span.per_node == 1:
-        return _carried("e_single", nics, fabric)
-    inside = min(span.inner.peak, span.inner.bandwidth)
+    single = _carried("e_single", nics, fabric)
+    if span.inner is None:
+        return single
+    inside = np.minimum(span.inner.peak, span.inner.bandwidth)
     if collective != "all_reduce":
-        return min(_carried("e_ring", nics, fabric), inside)
-    wide = min(_carried("e_tree", nics, fabric), inside)
-    if span.nodes > 2:
-        return wide
-    once = (span.ranks - 1) / span.ranks
-    tree = inside if span.multicast else load("network")["rules"]["tree_share"] * inside * once
-    return max(wide, min(fabric["e_two"] * nics * 2.0 * once, tree))
+        wide = np.minimum(_carried("e_ring", nics, fabric), inside)
+    else:
+        wide = np.minimum(_carried("e_tree", nics, fabric), inside)
+        once = (span.ranks - 1) / span.ranks
+        tree = inside if span.multicast else load("network")["rules"]["tree_share"] * inside * once
+        two = np.maximum(wide, np.minimum(fabric["e_two"] * nics * 2.0 * once, tree))
+        wide = np.where(span.nodes > 2, wide, two)
+    return np.where(span.per_node == 1, single, wide)
 
 
-def _carried(share: str, nics: float, fabric: Mapping[str, Any]) -> float:
+def _carried(share: str, nics: Value, fabric: Mapping[str, Any]) -> Value:
     """Returns what NICs carry: a share of a fast link, of a slow one all but the headers.
 
     Slow is what a core of the host keeps up with (`socket_gbs`, where the host moves the data).
     """
-    slow = min(fabric.get("socket_gbs", 0.0) * GB, fabric.get("payload", 0.9) * nics)
-    return max(fabric[share] * nics, slow)
+    slow = np.minimum(fabric.get("socket_gbs", 0.0) * GB, fabric.get("payload", 0.9) * nics)
+    return np.maximum(fabric[share] * nics, slow)
 
 
-def _knee_s(collective: str, ranks: int, fabric: Mapping[str, Any]) -> float:
+def _knee_s(collective: str, ranks: Value, fabric: Mapping[str, Any]) -> Value:
     """Returns S0 / B in seconds."""
     if collective in RINGS:
         return fabric["tau_ring_us"] * US * ranks
-    limit = load("network")["rules"]["growth_ranks"]
-    near = min(float(ranks), limit) ** fabric["growth"]
-    return fabric["tau_us"] * US * near * sqrt(max(1.0, ranks / limit))
+    limit = float(load("network")["rules"]["growth_ranks"])
+    near = np.minimum(ranks, limit) ** fabric["growth"]
+    return fabric["tau_us"] * US * near * np.sqrt(np.maximum(1.0, ranks / limit))
 
 
-def _hops(collective: str, nodes: int) -> float:
+def _hops(collective: str, nodes: Value) -> Value:
     """Returns the crossings of the fabric that follow one another."""
-    if collective == "all_reduce":
-        return 2.0 * ceil(log2(nodes))
     if collective in RINGS:
-        return float(nodes - 1)
-    return float(ceil(log2(nodes))) if collective == "broadcast" else 1.0
+        return nodes - 1.0
+    doublings = np.frexp(nodes - 1.0)[1].astype(np.float64)  # log2 of the nodes, rounded up
+    if collective == "all_reduce":
+        return 2.0 * doublings
+    return doublings if collective == "broadcast" else 1.0
 
 
-def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[Part, ...]:
+def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[tuple[Curves, Value], ...]:
     """An all-to-all, a buffer of a rank each: over the NIC and inside the node at once."""
     rate = fabric["e_all_to_all"] * span.nic_bytes_s / span.per_node
     alpha = fabric["alpha_us"] * US + fabric["alpha_peer_us"] * US * (span.ranks - 1)
-    outside = Curve(
+    outside = Curves(
         alpha_s=alpha + span.extra_latency_s,
         bandwidth=rate,
-        half_bytes=rate * fabric["tau_all_to_all_us"] * US * sqrt(span.ranks),
-        p=fabric["p_all_to_all"],
-        r=1.0,
+        half_bytes=rate * fabric["tau_all_to_all_us"] * US * np.sqrt(span.ranks),
+        p=float(fabric["p_all_to_all"]),
         low_bytes=fabric["low_mib"] * MIB,
     )
-    parts: list[Part] = [(outside, (span.ranks - span.per_node) / span.ranks)]
-    if span.inner is not None:
-        parts.append((span.inner, (span.per_node - 1) / span.ranks))
+    parts: list[tuple[Curves, Value]] = [(outside, (span.ranks - span.per_node) / span.ranks)]
+    inner = span.inner
+    if inner is not None:
+        same = {name: getattr(inner, name) for name in inner.__slots__}
+        alone = span.per_node == 1
+        same["alpha_s"] = np.where(alone, 0.0, inner.alpha_s)
+        parts.append((Curves(**same), (span.per_node - 1) / span.ranks))
     return tuple(parts)
 
 
-def _send(span: Span, fabric: Mapping[str, Any]) -> Curve:
+def _send(span: Span, fabric: Mapping[str, Any]) -> Curves:
     """One message between two nodes while `span.sharers` pairs do the same.
 
     A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully;
     where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`.
     """
-    if span.per_node > 1:
-        share = min(fabric["e_send_ring"] * span.nic, span.slot)
-        return Curve(alpha_s=fabric["alpha_pair_us"] * US + span.extra_latency_s, bandwidth=share)
     payload = fabric.get("payload", 0.9)
     pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, payload * span.nic))
     share = payload * span.nics * span.nic / span.sharers / span.oversubscription
+    ring = fabric["e_send_ring"] * span.nic
+    rate = np.where(span.per_node > 1, ring, np.minimum(pair, share))
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s
-    return Curve(alpha_s=alpha, bandwidth=min(pair, share, span.slot))
+    return Curves(alpha_s=alpha, bandwidth=np.minimum(rate, span.slot))
