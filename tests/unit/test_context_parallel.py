@@ -96,7 +96,15 @@ def _parts(result: Any) -> list[Any]:
             {"plan.cp": 2, "plan.tp": 4, "plan.sequence_parallel": True, "training.sequence": 8200},
             "8200 is not a multiple of 2 x cp 2 x tp 4 = 16",
         ),
-        ({"plan.cp": 16}, "tp 1 x pp 1 x cp 16 = 16 does not divide the 8 devices"),
+        (
+            {"plan.cp": 16},
+            "plan.cp: tp 1 x pp 1 x cp 16 = 16 does not divide the 8 devices of the cluster "
+            "(got 16); allowed: 1, 2, 4, 8; nearest: cp 8",
+        ),
+        (
+            {"plan.tp": 4, "plan.cp": 3, "training.sequence": 12288},
+            "(got 3); allowed: 1, 2; nearest: cp 2",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], message: str) -> None:

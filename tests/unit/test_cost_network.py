@@ -167,3 +167,19 @@ def test_every_measured_row_is_reproduced_at_its_own_size_and_peak():
                 factor = bus_factor(collective, int(size))
                 assert curve.seconds(1.0, factor) == pytest.approx(row[0] * 1e-6, rel=0.25)
                 assert 2**36 * factor / curve.seconds(2**36, factor) <= 1.1001e9 * row[5]
+
+
+def test_two_devices_of_one_mi250x_package_talk_faster_than_two_packages():
+    where = parse_cluster("1x8 mi250x")
+    inside, across = (busbw(where, comm(256 * MIB, ranks)) for ranks in ((0, 1), (0, 2)))
+    assert 120 < inside < 200  # four links of 50 GB/s
+    assert across == pytest.approx(inside / 4, rel=0.1)  # one link
+    assert inside > busbw(where, comm(256 * MIB, 8)) > busbw(where, comm(256 * MIB, 4))
+
+
+@pytest.mark.parametrize(("device", "link_gbs"), [("mi100", 46), ("mi210", 50), ("mi300x", 64)])
+def test_a_pair_of_a_full_amd_mesh_has_one_link(device, link_gbs):
+    where = parse_cluster(f"1x4 {device}")
+    pair = busbw(where, comm(1024 * MIB, 2))
+    assert 0.65 * link_gbs < pair < link_gbs
+    assert 2.3 * pair < busbw(where, comm(1024 * MIB, 4)) < 3 * pair

@@ -11,6 +11,7 @@ from foretrain.hardware.topology import parse_topology, tile, usual_topology
 from foretrain.run.load import load_run
 
 DGX1 = usual_topology("v100-sxm-16gb", 8)
+MI250X = usual_topology("mi250x", 8)
 SOCKETS = """\
 \x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\x1b[0m
 GPU0\t X \tPHB\tSYS\tSYS\t0-11,24-35\t0
@@ -22,6 +23,26 @@ Legend:
 
   X    = Self
 """
+
+
+@pytest.mark.parametrize(
+    ("members", "rings"),
+    [
+        ((0, 1), 4),
+        ((0, 6), 2),
+        ((0, 2), 1),
+        ((0, 4), 0),
+        ((0, 1, 2, 3), 2),
+        ((1, 3, 5, 7), 2),
+        (range(8), 4),
+    ],
+)
+def test_rings_of_four_packages_of_mi250x(members, rings):
+    assert MI250X is not None
+    assert MI250X.rings(members) == rings
+    # even devices have two partners outside of their package over three links, odd ones over two
+    outside = [sum(MI250X.nvlinks(a, b) for b in range(8) if b not in (a, a ^ 1)) for a in range(8)]
+    assert outside == [3, 2] * 4
 
 
 @pytest.mark.parametrize(

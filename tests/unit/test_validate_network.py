@@ -57,7 +57,7 @@ def test_statistics_are_medians_of_medians(own):
     systems = by_system(validate_network(own))
     assert {key[0] for key in systems} == {"nvlink", "ib"}
     fabrics = by_fabric(systems)
-    pooled = fabrics["NVLink, InfiniBand", ">= 32 MB"]
+    pooled = fabrics["NVLink, xGMI, InfiniBand", ">= 32 MB"]
     assert pooled.systems == 1
     assert pooled.median == systems["nvlink", "8 h100-sxm", ">= 32 MB"].median
 

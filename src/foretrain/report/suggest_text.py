@@ -45,7 +45,11 @@ def _verdict(suggestion: Suggestion, run: str) -> str:
     if not good:
         return f"No three plans of {run} tell the constants of the cost model apart well."
     names = ", ".join(NAMES[c] for c in good)
-    return f"Three plans of {run} that tell apart what could be off: {names}."
+    text = f"Three plans of {run} that tell apart what could be off: {names}"
+    less = [c for c in CONSTANTS if HARDLY <= suggestion.named.get(c, 0.0) < MOSTLY]
+    if less:
+        text += f"; less surely: {', '.join(NAMES[c] for c in less)}"
+    return f"{text}."
 
 
 def _shorter(suggestion: Suggestion) -> list[str]:

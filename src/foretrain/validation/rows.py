@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import FileFormatError, Problem
+from foretrain.validation.model_class import class_of
 
 #: Columns without which a table holds no measured runs.
 REQUIRED = ("id", "model", "gpu")
@@ -208,6 +209,10 @@ def _row(name: str, line: Mapping[str, str | None]) -> Row:
             unreadable.append(f"{key} {text!r}")
         values[key] = number
     values["id"] = name
+    if not values["model_class"]:
+        shape = ("n_layers", "hidden", "heads")
+        has_shape = all(values[key] is not None for key in shape)
+        values["model_class"] = class_of(values["model"], has_shape=has_shape)
     return Row(**values, unreadable=tuple(unreadable))
 
 

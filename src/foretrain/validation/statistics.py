@@ -74,8 +74,8 @@ def scale_of(item: Comparison) -> str:
 
 #: The groups of the JSON form: name -> which group a row belongs to.
 GROUPINGS: dict[str, Grouping] = {
-    "family": lambda item: item.row.family or "none",
-    "gpu": lambda item: item.row.gpu_norm or "not stated",
+    "family": lambda item: item.row.family or "other",
+    "gpu": lambda item: item.row.gpu_norm or item.row.gpu or "not stated",
     "scale": scale_of,
     "model_class": lambda item: item.row.model_class or "not stated",
     "subset": subset_of,

@@ -21,6 +21,8 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.topology import Topology, tile
 from foretrain.units import GB
 
+#: How links are written.
+_LINKS = {"nvlink": "NVLink", "xgmi": "xGMI"}
 _SAME_AS = {"broadcast": "all_gather", "reduce": "all_gather"}
 
 
@@ -105,16 +107,16 @@ def _path(cluster: Cluster, ranks: Sequence[int], sharers: int) -> _Path:
     if kind == "nvswitch":
         return _Path(kind=kind, where=f"{cluster.device.scaleup_link} of each device")
     groups = tile(members, topology.devices) if sharers > 1 else (tuple(sorted(members)),)
-    return _drawn(topology, groups, kind)
+    return _drawn(topology, groups, kind, _LINKS.get(cluster.device.scaleup_link, "NVLink"))
 
 
-def _drawn(topology: Topology, groups: Sequence[tuple[int, ...]], kind: str) -> _Path:
+def _drawn(topology: Topology, groups: Sequence[tuple[int, ...]], kind: str, link: str) -> _Path:
     """What joins a group by the matrix of links; `groups` work at the same time."""
     rings = {group: topology.rings(group) for group in groups}
     slowest = min(groups, key=lambda group: rings[group])
     if rings[slowest]:
         words = "-".join(str(member) for member in slowest)
-        where = f"{rings[slowest]} NVLink rings over devices {words}"
+        where = f"{rings[slowest]} {link} rings over devices {words}"
         return _Path(kind="mesh" if kind == "none" else kind, where=where, rings=rings[slowest])
     sharers = topology.sharers(groups)
     worst = max(range(len(groups)), key=lambda i: sharers[i])

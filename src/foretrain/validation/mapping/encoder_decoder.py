@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from foretrain.frontends.spec import ModelSpec
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
+from foretrain.validation.model_class import catalog_model
 from foretrain.validation.rows import Row
 
 #: Tokens of a target of pretraining on spans, a quarter of the 512 of the input.
@@ -47,8 +50,7 @@ def is_t5(row: Row) -> bool:
 
 def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
     """Returns the `model` section; Unsupported without a shape."""
-    if not (row.n_layers and row.hidden and row.heads):
-        raise Unsupported("the model's shape is not stated")
+    row = _with_shape(row, assumed)
     if not row.seq_len:
         raise Unsupported("the sequence length is not stated")
     nemo = has_word(row.framework, "nemo")
@@ -70,6 +72,25 @@ def map_t5(row: Row, assumed: Assumed) -> Mapping[str, Any]:
         model["vocab"] = _CASED_WORDS
         assumed.add(f"vocab {_CASED_WORDS} (the recipes of the source)")
     return {key: value for key, value in model.items() if value is not None}
+
+
+def _with_shape(row: Row, assumed: Assumed) -> Row:
+    """The row with the shape of the catalog's model of its name, where it states none."""
+    if row.n_layers and row.hidden and row.heads:
+        return row
+    spec = catalog_model(row.model)
+    if not isinstance(spec, ModelSpec) or not spec.decoder_layers:
+        raise Unsupported("the model's shape is not stated")
+    assumed.add(f"shape: that of the catalog's {spec.name}")
+    return replace(
+        row,
+        n_layers=spec.layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        head_dim=spec.head_dim,
+        ffn=spec.ffn,
+        vocab=row.vocab or spec.vocab,
+    )
 
 
 def _built_by(row: Row) -> Mapping[str, Any]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from foretrain.errors import CatalogError
-from foretrain.frontends.catalog import find_model
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
+from foretrain.validation.model_class import MAPPED, catalog_model
 from foretrain.validation.rows import Row
 
 #: Why a class of models is not predicted.
@@ -134,7 +133,10 @@ def _why_not(row: Row) -> str:
         return "LoRA comes with a later version"
     if row.model_class == "other" and has_word(row.model, "bert"):
         return "BERT of MLPerf packs samples of lengths that are not stated"
-    return CLASSES.get(row.model_class, "this class of models is not modelled")
+    if not row.model_class:
+        return "model_class is not stated, and the catalog has no model of this name"
+    unknown = f"model_class {row.model_class!r} is not modelled; modelled are {', '.join(MAPPED)}"
+    return CLASSES.get(row.model_class, unknown)
 
 
 def _as_stated(row: Row, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,12 +154,11 @@ def _as_stated(row: Row, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _by_name(row: Row, missing: list[str], assumed: Assumed) -> str:
     """A model of the catalog, for sources that name a public model and give no shape."""
-    try:
-        name = find_model(row.model).name
-    except CatalogError:
-        raise Unsupported(f"the model's shape is not stated ({', '.join(missing)})") from None
-    assumed.add(f"shape: that of the catalog's {name}")
-    return name
+    model = catalog_model(row.model)
+    if model is None:
+        raise Unsupported(f"the model's shape is not stated ({', '.join(missing)})")
+    assumed.add(f"shape: that of the catalog's {model.name}")
+    return model.name
 
 
 def _architecture(row: Row, assumed: Assumed) -> Mapping[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from foretrain.frontends.recsys_spec import is_rec_family
 from foretrain.hardware import Device
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
+from foretrain.validation.model_class import catalog_model
 from foretrain.validation.rows import Row
 
 #: Names of sources -> models of the catalog; the whole name has to match.
@@ -32,6 +34,10 @@ def map_rec_model(row: Row, assumed: Assumed) -> str:
             if family == "flagperf":
                 assumed.add("tables: Criteo with frequency threshold 15 (not stated)")
             return model
+    spec = catalog_model(name)
+    if spec is not None and is_rec_family(spec.family):
+        assumed.add(f"tables: those of the catalog's {spec.name}")
+        return spec.name
     if "dlrm" in name:
         raise Unsupported("the tables of this DLRM are not stated")
     raise Unsupported("of recommender models only DLRM is modelled")

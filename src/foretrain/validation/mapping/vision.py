@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from foretrain.frontends.convnet_spec import is_conv_family
 from foretrain.hardware import Device
 from foretrain.validation.mapping.words import Assumed, Unsupported, first_number, has_word
+from foretrain.validation.model_class import catalog_model
 from foretrain.validation.rows import Row
 
 CLASSES = ("vision_cnn", "vision_cnn_or_vit")
@@ -39,7 +41,10 @@ def map_convnet(row: Row) -> str:
         match = re.fullmatch(pattern, name)
         if match:
             return match.expand(model)
-    raise Unsupported("this image model is not in the catalog")
+    spec = catalog_model(name)
+    if spec is None or not is_conv_family(spec.family):
+        raise Unsupported("this image model is not in the catalog")
+    return spec.name
 
 
 #: Frameworks whose networks launch the same convolutions of cuDNN; MXNet's fuse what follows them.

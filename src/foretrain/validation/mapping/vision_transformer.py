@@ -25,6 +25,8 @@ _TIMM = re.compile(
     r"(?:vit|deit)_(tiny|small|base|large|giant)_patch(\d+)_(\d+)(_in21k|_sam|_miil)?"
 )
 #: Names of T5X's project: "vit ViT/B-16", "vit B/16".
+#: The catalog's names: vit-b-16, vit-base-16.
+_CATALOG = re.compile(r"vit-(s|b|l)(?:mall|ase|arge)?-(\d+)", re.IGNORECASE)
 _PROJECT = re.compile(r"vit (?:ViT/)?([SBL])[-/](\d+)")
 
 
@@ -64,6 +66,8 @@ def _shape(row: Row) -> tuple[str, int, int] | None:
         return match[1], int(match[2]), int(match[3])
     if match := _PROJECT.fullmatch(name):
         return _LETTERS[match[1]], int(match[2]), 224
+    if match := _CATALOG.fullmatch(name):
+        return _LETTERS[match[1].upper()], int(match[2]), 224
     return ("base", 16, 224) if name.lower() == "vit" else None
 
 

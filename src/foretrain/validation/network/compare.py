@@ -28,7 +28,7 @@ BANDS: tuple[tuple[float, float, str], ...] = (
 )
 #: Which class of fabrics a limit of accuracy is stated for.
 CLASSES: dict[str, str] = {
-    **dict.fromkeys(("nvlink", "xgmi", "ib"), "NVLink, InfiniBand"),
+    **dict.fromkeys(("nvlink", "xgmi", "ib"), "NVLink, xGMI, InfiniBand"),
     **dict.fromkeys(("efa", "roce", "tcpx"), "EFA, RoCE, TCPX"),
     "slingshot": "Slingshot",
 }

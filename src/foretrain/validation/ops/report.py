@@ -193,6 +193,10 @@ def render(results: Sequence[OpResult]) -> str:
             rows.append(((*group, "all"), statistics_of(members)))
         rows += [((*group, size), statistics_of(part)) for (size,), part in sizes.items()]
     lines += _table((*keys, "size"), rows)
+    assumed = Counter(words for r in priced for words in r.outcome.assumed)
+    if assumed:
+        lines += ["", "Assumed (not stated in the table):"]
+        lines += [f"  {count:6,d}  {words}" for words, count in assumed.most_common(20)]
     for status, title in (("unsupported", "Not priced:"), ("error", "Faults of foretrain:")):
         reasons = Counter(r.outcome.reason for r in results if r.outcome.status == status)
         if reasons:
