@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
 from foretrain.stack import Stack
-from foretrain.strategy.plan import Plan
+from foretrain.strategy.plan import Plan, Recompute
 
 #: ZeRO stage of a preset that is given no stage (Megatron without its distributed optimizer,
 #: FSDP's full shard, DeepSpeed's stage 1, replicas).
@@ -54,6 +55,31 @@ def settle_plan(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     return plan, lines
 
 
+def drop_foreign_settings(spec: Model, plan: Plan) -> tuple[Plan, list[Problem]]:
+    """Returns the plan without what belongs to layers of tokens, and a problem for each of them.
+
+    A convolutional network or a recommender has neither a sequence nor stages of equal layers.
+    """
+    if isinstance(spec, ModelSpec):
+        return plan, []
+    none = Plan()
+    given = {
+        key: value
+        for key in ("sequence_parallel", "interleave", "in_flight", "stages")
+        if (value := getattr(plan, key)) not in (getattr(none, key), False)
+    }
+    problems = [
+        Problem(
+            what=f"{spec.name} has no sequence and no stages of layers",
+            where=f"plan.{key}",
+            value=list(value) if isinstance(value, tuple) else value,
+            way_out=f"leave {key} out",
+        )
+        for key, value in given.items()
+    ]
+    return replace(plan, **{key: getattr(none, key) for key in given}), problems
+
+
 def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     """Returns the plan without settings that cannot act, and a warning for each of them."""
     warnings: list[str] = []
@@ -81,6 +107,9 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     if plan.shard is not None and (plan.zero or ZERO[plan.preset]) == 0:
         plan = replace(plan, shard=None)
         idle("shard", "zero is 0")
+    if plan.recompute.mode == "none" and plan.recompute.layers is not None:
+        plan = replace(plan, recompute=Recompute())
+        idle("recompute.layers", "the mode is none")
     sharded = plan.preset == "fsdp" or plan.zero == 3
     for key in ("reshard", "prefetch"):
         if key in given and not sharded:

@@ -142,13 +142,15 @@ def check_degrees(spec: Model, plan: Plan, num_devices: int) -> list[Problem]:
             )
         ]
     key, allowed = _degree_to_change(spec, plan, num_devices)
-    value = plan.tp if key == "tp" else plan.pp
+    value = getattr(plan, key)
     what = f"{terms} = {model_parallel} does not divide the {num_devices} devices of the cluster"
     return [choice_of(what, f"plan.{key}", value, allowed, key)]
 
 
 def _degree_to_change(spec: Model, plan: Plan, num_devices: int) -> tuple[str, list[int]]:
     """The degree that is wrong by itself (else pp), and the values that would do."""
+    if plan.cp > 1 and num_devices % (plan.tp * plan.pp) == 0:
+        return "cp", divisors(num_devices // (plan.tp * plan.pp))
     pipeline = [
         p
         for p in divisors(num_devices // plan.tp or 1)
