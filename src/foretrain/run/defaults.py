@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from foretrain.errors import Problem
@@ -62,22 +62,24 @@ def drop_foreign_settings(spec: Model, plan: Plan) -> tuple[Plan, list[Problem]]
     """
     if isinstance(spec, ModelSpec):
         return plan, []
-    none = Plan()
-    given = {
-        key: value
-        for key in ("sequence_parallel", "interleave", "in_flight", "stages")
-        if (value := getattr(plan, key)) not in (getattr(none, key), False)
+    given: dict[str, object] = {
+        "sequence_parallel": plan.sequence_parallel or None,
+        "interleave": plan.interleave if plan.interleave > 1 else None,
+        "in_flight": plan.in_flight,
+        "stages": None if plan.stages is None else list(plan.stages),
     }
     problems = [
         Problem(
             what=f"{spec.name} has no sequence and no stages of layers",
             where=f"plan.{key}",
-            value=list(value) if isinstance(value, tuple) else value,
+            value=value,
             way_out=f"leave {key} out",
         )
         for key, value in given.items()
+        if value is not None
     ]
-    return replace(plan, **{key: getattr(none, key) for key in given}), problems
+    plain = replace(plan, sequence_parallel=None, interleave=1, in_flight=None, stages=None)
+    return (plain if problems else plan), problems
 
 
 def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
@@ -88,16 +90,7 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
         warnings.append(f"plan.{key} has no effect: {why}")
 
     if plan.pp == 1:
-        if plan.interleave > 1:
-            plan = replace(plan, interleave=1)
-            idle("interleave", "pp is 1")
-        if plan.in_flight is not None:
-            plan = replace(plan, in_flight=None)
-            idle("in_flight", "pp is 1")
-        if plan.schedule is not None:
-            plan = replace(plan, schedule="1f1b")
-            if "schedule" in given:
-                idle("schedule", "pp is 1")
+        plan = _without_pipeline(plan, given, idle)
     if plan.in_flight is not None and plan.schedule == "gpipe":
         plan = replace(plan, in_flight=None)
         idle("in_flight", "gpipe runs all forwards first")
@@ -115,6 +108,18 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
         if key in given and not sharded:
             idle(key, "the plan gathers no weights")
     return plan, warnings
+
+
+def _without_pipeline(plan: Plan, given: set[str], idle: Callable[[str, str], None]) -> Plan:
+    """The plan of one stage, without what orders several."""
+    if plan.interleave > 1:
+        idle("interleave", "pp is 1")
+    if plan.in_flight is not None:
+        idle("in_flight", "pp is 1")
+    if plan.schedule is not None and "schedule" in given:
+        idle("schedule", "pp is 1")
+    schedule = None if plan.schedule is None else "1f1b"
+    return replace(plan, interleave=1, in_flight=None, schedule=schedule)
 
 
 def pad_vocabulary(spec: Model, plan: Plan) -> tuple[Model, list[str]]:
