@@ -368,3 +368,11 @@ def test_an_option_that_nothing_would_read_is_refused(
 ) -> None:
     command, kind, *flags = arguments
     assert "not an option of" in refused(capsys, command, kind, "x.csv", *flags)
+
+
+@pytest.mark.parametrize("flags", [("--suggest",), ("--noise", "5%")], ids=" ".join)
+def test_a_limit_measures_nothing(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    message = refused(capsys, "fit", "x.yaml", "--max", "sequence", *flags)
+    assert f"{flags[0]}: --max measures nothing" in message

@@ -246,10 +246,37 @@ def test_lengths_and_limits() -> None:
         ({"sequence_parallel": True}, "plan.sequence_parallel has no effect: tp is 1"),
         ({"shard": 4}, "plan.shard has no effect: zero is 0"),
         ({"reshard": False}, "plan.reshard has no effect"),
+        ({"recompute": {"mode": "none", "layers": 2}}, "plan.recompute.layers has no effect"),
     ],
 )
 def test_options_without_effect_are_warned_about(plan: dict[str, Any], warning: str) -> None:
     assert any(text.startswith(warning) for text in load_run(run_with(plan=plan)).warnings)
+
+
+@pytest.mark.parametrize("model", ["dlrm-516m", "resnet-50"])
+@pytest.mark.parametrize(
+    ("key", "value", "idle"),
+    [("sequence_parallel", True, False), ("interleave", 2, 1), ("in_flight", 2, None),
+     ("stages", [8], None)],
+)  # fmt: skip
+def test_what_only_layers_of_tokens_have_is_refused_elsewhere(
+    model: str, key: str, value: object, idle: object
+) -> None:
+    run = {"model": model, "training": {"microbatch": 4}, "cluster": "1x8 h100-sxm"}
+    (line,) = refusal({**run, "plan": {key: value}}).splitlines()
+    assert f"plan.{key}: {model} has no sequence and no stages" in line
+    load_run({**run, "plan": {key: idle}})
+
+
+def test_changes_of_a_named_model_have_the_limits_of_inline_ones() -> None:
+    assert "at most 10,000" in refusal(RUN, overrides={"model.layers": 1_000_000})
+    assert load_run(RUN, overrides={"model.layers": 16}).model.layers == 16
+
+
+def test_a_context_degree_that_does_not_divide_is_named() -> None:
+    message = refusal(run_with(plan={"cp": 3}, training={"sequence": 4098}))
+    assert "plan.cp: tp 1 x pp 1 x cp 3" in message
+    assert "allowed: 1, 2, 4, 8" in message
 
 
 @pytest.mark.parametrize(

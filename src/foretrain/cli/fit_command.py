@@ -68,6 +68,11 @@ def fit(
     if most is not None:
         from foretrain.cli.limit_command import run_limit
 
+        if suggest or noise is not None:
+            option = "--suggest" if suggest else "--noise"
+            raise InputError(
+                Problem(what="--max measures nothing", where=option, way_out=f"leave {option} out")
+            )
         run_limit(runs, most, measured or (), set_ or (), json_file=json)
     elif suggest:
         run_suggest(runs, measured or (), set_ or (), noise=noise, json_file=json)

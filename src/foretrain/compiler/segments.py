@@ -46,7 +46,8 @@ class SegmentMaker:
         launches = lowered.backward
         if self.overlap_tp:
             launches = _early(launches)
-        owned = set(lowered.saved)
+        # a saved output is the next block's input, which frees it
+        owned = {copy for copy in lowered.saved if copy != lowered.output}
         if lowered.output_grad is not None:
             owned.add(lowered.output_grad)
         if lowered.side_grad_in is not None:

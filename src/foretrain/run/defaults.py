@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
 from foretrain.stack import Stack
-from foretrain.strategy.plan import Plan
+from foretrain.strategy.plan import Plan, Recompute
 
 #: ZeRO stage of a preset that is given no stage (Megatron without its distributed optimizer,
 #: FSDP's full shard, DeepSpeed's stage 1, replicas).
@@ -54,6 +55,33 @@ def settle_plan(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     return plan, lines
 
 
+def drop_foreign_settings(spec: Model, plan: Plan) -> tuple[Plan, list[Problem]]:
+    """Returns the plan without what belongs to layers of tokens, and a problem for each of them.
+
+    A convolutional network or a recommender has neither a sequence nor stages of equal layers.
+    """
+    if isinstance(spec, ModelSpec):
+        return plan, []
+    given: dict[str, object] = {
+        "sequence_parallel": plan.sequence_parallel or None,
+        "interleave": plan.interleave if plan.interleave > 1 else None,
+        "in_flight": plan.in_flight,
+        "stages": None if plan.stages is None else list(plan.stages),
+    }
+    problems = [
+        Problem(
+            what=f"{spec.name} has no sequence and no stages of layers",
+            where=f"plan.{key}",
+            value=value,
+            way_out=f"leave {key} out",
+        )
+        for key, value in given.items()
+        if value is not None
+    ]
+    plain = replace(plan, sequence_parallel=None, interleave=1, in_flight=None, stages=None)
+    return (plain if problems else plan), problems
+
+
 def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     """Returns the plan without settings that cannot act, and a warning for each of them."""
     warnings: list[str] = []
@@ -62,16 +90,7 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
         warnings.append(f"plan.{key} has no effect: {why}")
 
     if plan.pp == 1:
-        if plan.interleave > 1:
-            plan = replace(plan, interleave=1)
-            idle("interleave", "pp is 1")
-        if plan.in_flight is not None:
-            plan = replace(plan, in_flight=None)
-            idle("in_flight", "pp is 1")
-        if plan.schedule is not None:
-            plan = replace(plan, schedule="1f1b")
-            if "schedule" in given:
-                idle("schedule", "pp is 1")
+        plan = _without_pipeline(plan, given, idle)
     if plan.in_flight is not None and plan.schedule == "gpipe":
         plan = replace(plan, in_flight=None)
         idle("in_flight", "gpipe runs all forwards first")
@@ -81,11 +100,26 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     if plan.shard is not None and (plan.zero or ZERO[plan.preset]) == 0:
         plan = replace(plan, shard=None)
         idle("shard", "zero is 0")
+    if plan.recompute.mode == "none" and plan.recompute.layers is not None:
+        plan = replace(plan, recompute=Recompute())
+        idle("recompute.layers", "the mode is none")
     sharded = plan.preset == "fsdp" or plan.zero == 3
     for key in ("reshard", "prefetch"):
         if key in given and not sharded:
             idle(key, "the plan gathers no weights")
     return plan, warnings
+
+
+def _without_pipeline(plan: Plan, given: set[str], idle: Callable[[str, str], None]) -> Plan:
+    """The plan of one stage, without what orders several."""
+    if plan.interleave > 1:
+        idle("interleave", "pp is 1")
+    if plan.in_flight is not None:
+        idle("in_flight", "pp is 1")
+    if plan.schedule is not None and "schedule" in given:
+        idle("schedule", "pp is 1")
+    schedule = None if plan.schedule is None else "1f1b"
+    return replace(plan, interleave=1, in_flight=None, schedule=schedule)
 
 
 def pad_vocabulary(spec: Model, plan: Plan) -> tuple[Model, list[str]]:

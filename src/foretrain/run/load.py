@@ -13,6 +13,7 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.run.aliases import OPTIMIZER_SYNONYMS, OPTIMIZERS
 from foretrain.run.batch import Batch, settle_batch
 from foretrain.run.defaults import (
+    drop_foreign_settings,
     drop_idle_settings,
     pad_vocabulary,
     plan_warnings,
@@ -82,6 +83,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     if model is None or cluster is None or stack is None:
         return None
     given = {key for key in section.values if section.has(key)}
+    plan, foreign = drop_foreign_settings(model, plan)
+    fields.refuse(foreign, PlanError)
     plan, tree = adopt_tree(fields, plan, given)
     plan, warnings = drop_idle_settings(plan, given)
     usual = (USUAL_STACK[preset], "pytorch-vision", "pytorch-vision-nhwc")

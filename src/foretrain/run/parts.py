@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from foretrain.errors import CatalogError, InputError, PlanError, Problem, nearest
 from foretrain.frontends.catalog import resolve_model
+from foretrain.frontends.families import check_value
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec
 from foretrain.hardware.catalog import resolve_cluster
 from foretrain.hardware.cluster import Cluster
@@ -49,7 +50,12 @@ def _changed(fields: Fields, model: Model) -> Model:
             section.refuse(key, what, value, ", ".join(changeable) or "nothing", way_out)
             continue
         number = section.integer(key)
-        if number is not None:
+        if number is None:
+            continue
+        _, allowed = check_value(key, number)
+        if allowed:
+            section.refuse(key, "out of range", value, allowed)
+        else:
             changes[key] = number
     if not changes:
         return model

@@ -248,8 +248,11 @@ class _Expander:
                     where = (i, position, j)
                     preds = (*launched, *waits, *computed, *waiting)
                     tasks.append(self._comm_item(device, rank, where, item, preds))
-            last = self._close(device, i, tasks)
-            computed = (last,)
+            if tasks:
+                last = self._close(device, i, tasks)
+                computed = (last,)
+        if last < 0:  # a chunk without layers: what waits for it waits for what it waited for
+            last = self._join(device, i, (*self.host(device, i, 0.0, synced), *waiting))
         return last
 
     def _close(self, device: int, i: int, tasks: Sequence[int]) -> int:
@@ -257,13 +260,17 @@ class _Expander:
         last = tasks[-1]
         if self.out.info[last].stream == "compute":
             return last
+        return self._join(device, i, (last,))
+
+    def _join(self, device: int, i: int, preds: tuple[int, ...]) -> int:
+        """A task of no length on the compute stream, at the end of what it waits for."""
         info = TaskInfo(device=device, entry=i, stream="compute", category="compute", label="join")
         return self.task(
             info,
             kind=COMPUTE,
             streams=(self.stream(device, "compute"),),
             work_s=0.0,
-            preds=(last,),
+            preds=preds,
         )
 
     def _compute_item(self, device: int, i: int, item: Item, preds: tuple[int, ...]) -> int:
