@@ -52,12 +52,12 @@ def main(path: str) -> None:
     forward = [row for row in rows if row[0].direction == "forward"]
     backward = [row for row in rows if row[0].direction != "forward"]
 
-    found = constants_for(machine)
+    memory = constants_for(machine)
 
     def errors(some: list[tuple[ComputeEvent, float]], changes: dict[str, float]) -> list[float]:
         changed = rules | changes
         return [
-            log(price_one(event, machine, changed, found).value_s * 1e6 / measured)
+            log(price_one(event, machine, changed, memory).value_s * 1e6 / measured)
             for event, measured in some
         ]
 
