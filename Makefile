@@ -47,6 +47,8 @@ docs: $(DEV)
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(DEV)
+	$(BIN)/python benchmarks/bench_operators.py
+	$(BIN)/python benchmarks/bench_collectives.py
 	$(BIN)/python benchmarks/bench_predict.py
 
 validate: $(DEV)

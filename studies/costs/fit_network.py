@@ -306,8 +306,9 @@ class _Fast:
         with _Constants(self.table):
             parts = fabric.fabric_parts(self.group.collective, self.span, constants)
         times = np.zeros_like(self.group.sizes)
+        sizes = np.maximum(self.group.sizes, 1024.0)
         for made, factor in parts:
-            times = np.maximum(times, made.many(np.maximum(self.group.sizes, 1024.0), factor))
+            times = np.maximum(times, made.single().many(sizes, float(factor)))
         return times
 
 

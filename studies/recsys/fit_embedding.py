@@ -19,6 +19,7 @@ from statistics import median
 
 from foretrain.cost.calibration import load
 from foretrain.cost.compute.embedding_bag import price_one
+from foretrain.cost.compute.memory_bound import constants_for
 from foretrain.cost.machine import Machine
 from foretrain.hardware import find_device
 from foretrain.program import ComputeEvent
@@ -51,9 +52,12 @@ def main(path: str) -> None:
     forward = [row for row in rows if row[0].direction == "forward"]
     backward = [row for row in rows if row[0].direction != "forward"]
 
+    memory = constants_for(machine)
+
     def errors(some: list[tuple[ComputeEvent, float]], changes: dict[str, float]) -> list[float]:
+        changed = rules | changes
         return [
-            log(price_one(event, machine, rules | changes).value_s * 1e6 / measured)
+            log(price_one(event, machine, changed, memory).value_s * 1e6 / measured)
             for event, measured in some
         ]
 

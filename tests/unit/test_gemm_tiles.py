@@ -10,7 +10,13 @@ import pytest
 
 from foretrain.cost.calibration import load
 from foretrain.cost.compute.gemm import price
-from foretrain.cost.compute.gemm_tiles import SPLITS, Rates, gemm_seconds, tile_set
+from foretrain.cost.compute.gemm_tiles import (
+    SPLITS,
+    Rates,
+    gemm_seconds,
+    has_no_sides,
+    tile_set,
+)
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import build_cost_model
 from foretrain.hardware.grammar import parse_cluster
@@ -104,6 +110,19 @@ def test_every_product_has_a_tile(tiles):
     for m in (1, 16, 17, 64, 65, 128, 129, 256, 257, 1024, 8192):
         for n, k in ((1280, 64), (1281, 4095), (65536, 4096), (64, 6144)):
             assert list(used_tiles(tiles, m, n, k)), (m, n, k)
+
+
+@pytest.mark.parametrize("tiles", ["basic", "fine"])
+def test_product_and_transpose_at_once_equal_the_better_of_both(tiles):
+    columns = {name: np.array([s[i] for s in SHAPES], float) for i, name in enumerate("bmnk")}
+    moved = 2.0 * columns["b"] * columns["m"] * columns["n"]
+    same = {"rates": RATES, "constants": {**CONSTANTS, "tiles": tiles}, "bytes_moved": moved}
+    other = {**columns, "m": columns["n"], "n": columns["m"]}
+    each = [gemm_seconds(shape, **same).seconds for shape in (columns, other)]
+    once = gemm_seconds(columns, **same, turned=True).seconds
+    assert once == pytest.approx(np.minimum(*each), rel=1e-12)
+    assert has_no_sides(same["constants"])
+    assert not has_no_sides({**same["constants"], "cast_bytes": 3.0})
 
 
 def test_many_columns_equal_one_by_one():

@@ -32,6 +32,8 @@ COLUMNS = {
         "k": [64, 64, 512], "r": [7, 3, 1], "s": [7, 3, 1], "stride": [2, 1, 2],
         "padding": [3, 1, 0],
     },
+    "adamw": {"params": [1e5, 1e9, 3e9]},
+    "weight_parts": {"copies": [1, 4, 16]},
 }  # fmt: skip
 
 

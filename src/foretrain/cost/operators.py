@@ -2,8 +2,8 @@
 
 `CostModel.price` answers for the events of a program, one object each, with a formula. Here
 operators of one kind are rows of a table, and so are the answers: GEMMs, experts, attention,
-convolutions and what is bound by memory never leave numpy. Other kinds are priced through their
-events, equal rows once.
+convolutions, the optimizer and what is bound by memory never leave numpy. Other kinds (embedding
+bags) are priced through their events, equal rows once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe
+from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe, optimizer
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import provider
 from foretrain.errors import InputError, Problem
@@ -75,6 +75,8 @@ def time(ops: Operators, device: Device, stack: Stack, *, warm: bool = False) ->
         return _convolution(columns, ops, machine)
     if provider(ops.op) is memory_bound.price:
         return _memory(columns, ops, machine)
+    if provider(ops.op) is optimizer.price:
+        return _optimizer(columns, ops, machine)
     return _events(columns, ops, machine)
 
 
@@ -157,6 +159,12 @@ def _memory(columns: dict[str, Array], ops: Operators, machine: Machine) -> Time
     ).seconds
     factor = np.full(seconds.shape, memory_bound.band(ops.op, found))
     return _times(seconds, factor, found.provenance)
+
+
+def _optimizer(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
+    found = memory_bound.constants_for(machine)
+    seconds = optimizer.column_seconds(ops.op, columns, machine, found).seconds
+    return _times(seconds, np.full(seconds.shape, optimizer.band(found)), found.provenance)
 
 
 def _convolution(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:

@@ -206,7 +206,8 @@ def _price(
 ) -> list[Answer]:
     x = images(events)
     times = column_times(x, dtype, direction, machine)
-    share = x.flops / (times.seconds - times.floor) / machine.peak(dtype)
+    flops = x.flops
+    share = flops / (times.seconds - times.floor) / machine.peak(dtype)
     return [
         Answer(
             value_s=float(times.seconds[i]),
@@ -215,7 +216,7 @@ def _price(
             kernels=3.0 if times.layout[i] > 0.0 else 1.0,
             family="conv",
             provenance=times.found.provenance,
-            formula=f"conv2d {times.names[i]}: {x.flops[i] / 1e9:.3g} GFLOP "
+            formula=f"conv2d {times.names[i]}: {flops[i] / 1e9:.3g} GFLOP "
             f"at {share[i]:.2f} of the peak",
         )
         for i in range(len(events))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import ceil, expm1, log1p
 
 from foretrain.cost.answer import Answer, width
-from foretrain.cost.calibration import load
+from foretrain.cost.calibration import Constants, load
 from foretrain.cost.compute.memory_bound import constants_for
 from foretrain.cost.compute.reuse import Reuse, reuse_of
 from foretrain.cost.machine import Machine
@@ -47,7 +47,8 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     The least that a table needs is batch, rows, dim and pooling; numbers have 4 bytes then.
     """
     rules = load("embedding")["rules"]
-    return [price_one(event, machine, rules) for event in events]
+    found = constants_for(machine)
+    return [price_one(event, machine, rules, found) for event in events]
 
 
 def table_shapes(event: ComputeEvent) -> list[dict[str, float]]:
@@ -74,11 +75,12 @@ class _Bag:
     seconds: float
 
 
-def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> Answer:
-    """Returns the time of one event under given constants (studies/recsys fits them)."""
-    found = constants_for(machine)
+def price_one(
+    event: ComputeEvent, machine: Machine, rules: Mapping[str, float], found: Constants
+) -> Answer:
+    """Returns the time of one event under given constants (studies/recsys fits the rules)."""
     kinds = table_shapes(event)
-    bags = [_bag(kind, event, machine, rules) for kind in kinds]
+    bags = [_bag(kind, event, machine, rules, found) for kind in kinds]
     t0 = rules["t0_us"] * 1e-6
     seconds = sum(bag.seconds for bag in bags)
     moved = sum(
@@ -100,8 +102,14 @@ def price_one(event: ComputeEvent, machine: Machine, rules: Mapping[str, float])
     )
 
 
-def _bag(shape: Shape, event: ComputeEvent, machine: Machine, rules: Mapping[str, float]) -> _Bag:
-    found, device = constants_for(machine), machine.device
+def _bag(
+    shape: Shape,
+    event: ComputeEvent,
+    machine: Machine,
+    rules: Mapping[str, float],
+    found: Constants,
+) -> _Bag:
+    device = machine.device
     batch, pooling = shape.get("batch", 1.0), shape.get("pooling", 1.0)
     backward = event.direction != "forward"
     sector = rules["sector_bytes"]

@@ -8,17 +8,21 @@ catalog/calibration/memory.toml. Explained in docs/explain/costs.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
-from foretrain.cost.calibration import load
+from foretrain.cost.calibration import Constants, load
 from foretrain.cost.compute.memory_bound import constants_for, memory_seconds
 from foretrain.cost.machine import Machine
 from foretrain.program import ComputeEvent
 
+Array = NDArray[np.float64]
+#: Shape values that count.
+SHAPE = ("params", "tensors", "copies")
 #: Operators of the optimizer phase, by the name of their cost model.
 OPS = frozenset(
     {
@@ -29,47 +33,86 @@ OPS = frozenset(
 _STEPS = frozenset({"optimizer", "adam", "adamw", "sgd"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """Times of optimizer operators of one kind: seconds, bytes moved, launches."""
+
+    seconds: Array
+    moved: Array
+    kernels: Array
+
+
+def column_seconds(
+    op: str, columns: Mapping[str, Array], machine: Machine, found: Constants
+) -> Updates:
+    """Returns the times of operators of one kind; columns bytes, params, tensors, copies.
+
+    A column that is missing or nan in a row is not known there.
+    """
+    moved = columns["bytes"]
+    kernels, more = _launches(op, columns, machine.stack.optimizer)
+    seconds = memory_seconds(
+        moved * more,
+        kernels=kernels,
+        share=found.number("multi_tensor"),
+        bandwidth=machine.device.memory_bandwidth,
+        l2_bytes=0.0,  # states were last touched a step ago
+        constants=found.values,
+    )
+    return Updates(seconds=seconds, moved=moved * more, kernels=kernels)
+
+
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of optimizer events (shape params, optional tensors; bytes given)."""
     found = constants_for(machine)
-    rules = load("memory")["optimizer"]
-    answers: list[Answer] = []
-    for event in events:
-        kernels, more = _launches(event, machine.stack.optimizer, rules)
-        seconds = memory_seconds(
-            np.array([event.bytes * more]),
-            kernels=kernels,
-            share=found.number("multi_tensor"),
-            bandwidth=machine.device.memory_bandwidth,
-            l2_bytes=0.0,  # states were last touched a step ago
-            constants=found.values,
-        )
-        answers.append(
-            Answer(
-                value_s=float(seconds[0]),
-                latency_s=kernels * found.number("t0_us") * 1e-6,
-                factor=width(found.row, "memory"),
-                kernels=kernels,
+    share, floor = found.number("multi_tensor"), found.number("t0_us") * 1e-6
+    kinds: dict[str, list[int]] = {}
+    for i, event in enumerate(events):
+        kinds.setdefault(event.op, []).append(i)
+    answers: dict[int, Answer] = {}
+    for op, indices in kinds.items():
+        shapes = [dict(events[i].shape) for i in indices]
+        columns = {name: np.array([s.get(name, np.nan) for s in shapes]) for name in SHAPE}
+        columns["bytes"] = np.array([events[i].bytes for i in indices])
+        times = column_seconds(op, columns, machine, found)
+        rows = zip(times.seconds, times.moved, times.kernels, strict=True)
+        for i, (seconds, moved, kernels) in zip(indices, rows, strict=True):
+            answers[i] = Answer(
+                value_s=float(seconds),
+                latency_s=float(kernels) * floor,
+                factor=band(found),
+                kernels=float(kernels),
                 family="memory",
                 provenance=found.provenance,
                 formula=(
-                    f"{machine.stack.optimizer} {event.op}: D/(B e), D "
-                    f"{event.bytes * more / 1e9:.3g} GB, e {found.number('multi_tensor'):.2f}"
+                    f"{machine.stack.optimizer} {op}: D/(B e), D {moved / 1e9:.3g} GB, e "
+                    f"{share:.2f}"
                 ),
             )
-        )
-    return answers
+    return [answers[i] for i in range(len(events))]
 
 
-def _launches(event: ComputeEvent, kind: str, rules: dict[str, float]) -> tuple[float, float]:
+def band(found: Constants) -> float:
+    """Returns the interval factor."""
+    return width(found.row, "memory")
+
+
+def _launches(op: str, columns: Mapping[str, Array], kind: str) -> tuple[Array, float]:
     """Returns (kernel launches, bytes over those of the fused kernel)."""
-    if event.op == "weight_parts":
-        return event.get("copies"), 1.0
+    rules = load("memory")["optimizer"]
+    ones = np.ones(columns["bytes"].shape)
+
+    def known(name: str, usual: Array | float) -> Array:
+        column = columns.get(name, np.nan * ones)
+        return np.where(np.isnan(column), usual, column)
+
+    if op == "weight_parts":
+        return known("copies", 1.0), 1.0
     fused = float(rules["fused_launches"])
-    if event.op not in _STEPS or kind == "fused":
-        return fused, 1.0
+    if op not in _STEPS or kind == "fused":
+        return fused * ones, 1.0
     if kind == "foreach":
-        return float(rules["foreach_launches"]), float(rules["foreach_bytes"])
-    guess = ceil(event.get("params", 0.0) / rules["parameters_per_tensor"])
-    tensors = event.get("tensors", max(1.0, guess))
-    return tensors * rules["loop_launches_per_tensor"], float(rules["loop_bytes"])
+        return float(rules["foreach_launches"]) * ones, float(rules["foreach_bytes"])
+    guess = np.maximum(1.0, np.ceil(known("params", 0.0) / rules["parameters_per_tensor"]))
+    launches = known("tensors", guess) * rules["loop_launches_per_tensor"]
+    return launches, float(rules["loop_bytes"])

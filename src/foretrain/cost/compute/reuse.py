@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, expm1, log, log1p
+from math import expm1, log, log1p
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 #: Terms of a harmonic number that are added one by one.
 _EXACT = 16
@@ -79,18 +84,18 @@ def zipf_distinct(rows: float, lookups: float, exponent: float) -> float:
     """Returns how many of `rows` rows lookups with Zipf popularity find on average."""
     total = harmonic(rows, exponent)
 
-    def found(rank: float) -> float:
-        p = min(rank**-exponent / total, 1.0 - 1e-12)
-        return -expm1(lookups * log1p(-p))
+    def found(ranks: Array) -> Array:
+        p = np.minimum(ranks**-exponent / total, 1.0 - 1e-12)
+        return -np.expm1(lookups * np.log1p(-p))
 
     first = int(min(rows, _EXACT))
-    distinct = sum(found(float(k)) for k in range(1, first + 1))
+    distinct = float(found(np.arange(1.0, first + 1.0)).sum())
     if rows <= first:
         return distinct
     low, step = log(first + 0.5), (log(rows + 0.5) - log(first + 0.5)) / _SLICES
-    for i in range(_SLICES):
-        start, end = exp(low + i * step), exp(low + (i + 1) * step)
-        distinct += (end - start) * found(exp(low + (i + 0.5) * step))
+    edges = np.exp(low + np.arange(_SLICES + 1) * step)
+    middles = np.exp(low + (np.arange(_SLICES) + 0.5) * step)
+    distinct += float((np.diff(edges) * found(middles)).sum())
     return min(distinct, rows, lookups)
 
 

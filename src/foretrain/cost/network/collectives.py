@@ -75,9 +75,8 @@ class GroupCost:
         return times
 
 
-def price(event: CommEvent, cluster: Cluster, curves: Sequence[MeasuredCurve] = ()) -> Answer:
-    """Returns the time of `event.count` collectives of one group."""
-    cost = group_cost(event.collective, event.ranks, cluster, sharers=event.sharers, curves=curves)
+def price(event: CommEvent, cluster: Cluster, cost: GroupCost) -> Answer:
+    """Returns the time of `event.count` collectives of a group that costs `cost`."""
     seconds = cost.seconds(event.bytes)
     size = "large" if event.bytes >= _LARGE else "mid" if event.bytes >= _MID else "small"
     count = max(1, event.count)
