@@ -169,10 +169,10 @@ def _send(span: Span, fabric: Mapping[str, Any]) -> Curves:
     A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully;
     where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`.
     """
-    payload = fabric.get("payload", 0.9)
-    pair = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, payload * span.nic))
+    payload = float(fabric.get("payload", 0.9))
+    pair: float = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, payload * span.nic))
     share = payload * span.nics * span.nic / span.sharers / span.oversubscription
-    ring = fabric["e_send_ring"] * span.nic
+    ring = float(fabric["e_send_ring"]) * span.nic
     rate = np.where(span.per_node > 1, ring, np.minimum(pair, share))
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s
     return Curves(alpha_s=alpha, bandwidth=np.minimum(rate, span.slot))
