@@ -32,19 +32,23 @@ logs and papers, of {families} families (a family is one source). Every row ends
 unsupported with its reason, or as a fault of ours; nothing is dropped. What was measured never
 reaches a prediction, and no constant belongs to a row, a model or a family.
 
-Some constants were chosen with rows of this page in view, so these rows are no independent check:
-the factor 1.05 of kernels within a step (eight Megatron-LM runs on A100), the factor x/1.35 of the
-interval (all families: "in band" is in sample), host costs of the Megatron-DeepSpeed stacks
-(vtrain_groundtruth, whose steps of one node are also read as sums of blocks timed one by one,
-without the recompute that their source states), stacks of FlagPerf (by its scripts, looked up
-where predictions were too fast), the attention kernel of llm-foundry (two runs), the default stack
-of preset megatron on Ampere, kernels of eager unfused softmax (BERT rows), convolutions on RTX 3090
-and V100
-(ResNet-50), stragglers (nvidia_dgxc), element-wise work of the stacks of 2020 (BERT on one GPU of
-DLPerf), the host scale of nanotron (checked on ultrascale_playbook), the rate of its kernels, its
-gather of weights, checked collectives and rings over EFA (its models of 1B and 3B; that its
-pipelines over nodes ran with checks was read off all sizes), allocator slack and copies of logits
-(the memory of all families that state a peak).
+Some constants and settings were chosen with rows of this page in view, so these rows are no
+independent check:
+
+- the factor 1.05 of kernels within a step: eight Megatron-LM runs on A100; stragglers: nvidia_dgxc;
+  the factor of the interval ("in band"): all families;
+- vtrain_groundtruth: host costs of the Megatron-DeepSpeed stacks; its steps of one node are read as
+  sums of blocks timed one by one, without the recompute that their source states;
+- ultrascale_playbook: the host scale of nanotron, the rate of its kernels, its gather of weights,
+  checked collectives and rings over EFA were fitted on its models of 1B and 3B; that its pipelines
+  over nodes ran with checks was read off all sizes;
+- flagperf: stacks by its scripts, looked up where predictions were too fast; llm-foundry: the
+  attention kernel (two runs); the default stack of preset megatron on Ampere;
+- BERT: kernels of eager unfused softmax, element-wise work of the stacks of 2020 (one GPU of
+  DLPerf); ResNet-50: convolutions on RTX 3090 and V100;
+- mli_3090ti, neusight_labels, decentralized_fm_v100: the stacks of Hugging Face's trainer, tiles of
+  GeForce cards, what slow Ethernet carries;
+- memory: allocator slack and copies of logits (all families that state a peak).
 
 ## How to read it
 
