@@ -238,7 +238,7 @@ def _assemble(
     per_second = band.value * world * peak
     device = run.cluster.device
     memories = [
-        device_memory(compiled.program, i, peak, run.stack, device.memory_bytes)
+        device_memory(compiled.program, i, peak, run.stack, device)
         for i, peak in enumerate(simulated.peaks)
     ]
     memory = replace(

@@ -13,6 +13,8 @@ from foretrain.errors import InputError
 from foretrain.frontends.catalog import resolve_model
 from foretrain.frontends.spec import ModelSpec
 from foretrain.graph.precision import Precision
+from foretrain.hardware import find_device
+from foretrain.hardware.device import Device
 from foretrain.predict import compile_run, predict
 from foretrain.program import Comm, CommEvent
 from foretrain.report.limit_text import render_limit
@@ -27,6 +29,10 @@ from foretrain.units import GIB
 from support import STACK, compile_small, flat_times, llama, segment
 
 AUTOCAST = Precision(weight="fp32", grad="fp32", grad_accumulate="fp32", master=None)
+
+
+def device_of(gib: float) -> Device:
+    return replace(find_device("a100-sxm-80gb"), memory_bytes=gib * GIB)
 
 
 def run_of(**plan: object) -> RunSpec:
@@ -69,7 +75,7 @@ def test_free_blocks_fill_a_device_and_never_decide() -> None:
     peak = Peak(parts={"activations": 60 * GIB, "gathered weights": GIB}, moment="", timeline=())
     stack = replace(run.stack, fragmentation=0.1, gather_slack=0.5, pipeline_slack=0.0)
     used = [
-        device_memory(compiled.program, 0, peak, stack, usable * GIB).used / GIB
+        device_memory(compiled.program, 0, peak, stack, device_of(usable)).used / GIB
         for usable in (200.0, 80.0, 60.0)
     ]
     needed = 1.1 * (61 + stack.workspace_gib) + stack.communicator_gib + stack.context_gib
@@ -216,7 +222,7 @@ def test_units_of_one_micro_batch_are_no_pipeline() -> None:
     program = compile_small(llama(), Plan(preset="fsdp", zero=3), 4).program
     stack = replace(STACK, fragmentation=0.0, pipeline_slack=0.5, gather_slack=0.0)
     peak = Peak(parts={"activations": GIB}, moment="", timeline=())
-    found = device_memory(program, 0, peak, stack, 80 * GIB)
+    found = device_memory(program, 0, peak, stack, device_of(80.0))
     assert "fragmentation" not in found.parts
 
 
@@ -230,7 +236,7 @@ def test_buffers_of_collectives_wait_where_a_forward_follows_a_backward() -> Non
         program = compile_small(
             llama(), plan, 2 * pp, accumulation=accumulation, stack=stack
         ).program
-        memory = device_memory(program, 0, peak, stack, 80 * GIB)
+        memory = device_memory(program, 0, peak, stack, device_of(80.0))
         return memory.parts.get("fragmentation", 0.0)
 
     assert holes(1, 1) == 0.0  # the first forward of a step finds every buffer free
@@ -365,3 +371,17 @@ def test_an_update_on_the_host_bounds_the_step_and_is_no_matrix_product() -> Non
     work = result.time_parts.compute + result.time_parts.recompute + result.time_parts.optimizer
     kernels = shares["matrix products"] + shares["memory-bound kernels"]
     assert kernels * step == pytest.approx(work - update.value_s)
+
+
+@pytest.mark.parametrize(("device", "gib"), [("a100-sxm-80gb", 1.3), ("h100-sxm", 0.5)])
+def test_no_stack_on_a_new_device_loads_all_kernels_at_start(device: str, gib: float) -> None:
+    run = load_run(
+        {
+            "model": "gpt2-124m",
+            "training": {"sequence": 1024, "global_batch": 8, "microbatch": 8},
+            "plan": {"preset": "megatron"},
+            "cluster": f"1x1 {device}",
+            "stack": "megatron",
+        }
+    )
+    assert predict(run).memory.parts_bytes["context"] == pytest.approx(gib * GIB)

@@ -41,11 +41,11 @@ FULL_SHARE = 0.97
 
 
 def device_memory(
-    program: Program, index: int, peak: Peak, stack: Stack, usable: float
+    program: Program, index: int, peak: Peak, stack: Stack, device: Device
 ) -> DeviceMemory:
     """Returns the memory of a rank of class `index` whose live bytes are highest at `peak`.
 
-    Free blocks that the allocator can give back count as far as the `usable` bytes reach: before
+    Free blocks that the allocator can give back count as far as the device reaches: before
     an allocation fails it returns all of them, so they never decide whether a run fits. Holes
     between live tensors lie in blocks that are in use and stay.
     """
@@ -60,15 +60,23 @@ def device_memory(
     }
     outside = {
         "communicators": stack.communicator_gib * GIB * process_groups(program.mesh),
-        "context": stack.context_gib * GIB,
+        "context": _context_gib(stack, device) * GIB,
     }
-    room = FULL_SHARE * usable - sum(inside.values()) - sum(outside.values())
+    room = FULL_SHARE * device.memory_bytes - sum(inside.values()) - sum(outside.values())
     inside["fragmentation"] += min(spare, max(room, 0.0))
     return DeviceMemory(
         parts={part: value for part, value in {**inside, **outside}.items() if value},
         allocated=allocated,
         reserved=sum(inside.values()),
     )
+
+
+def _context_gib(stack: Stack, device: Device) -> float:
+    """The stack's, unless no version of it that runs on the device loads all kernels at start."""
+    rules = load("step")
+    if device.generation in rules["lazy_generations"]:
+        return min(stack.context_gib, float(rules["lazy_context_gib"]))
+    return stack.context_gib
 
 
 def worst_memory(program: Program, memories: Sequence[DeviceMemory], peaks: Sequence[Peak],
