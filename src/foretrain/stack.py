@@ -36,7 +36,6 @@ class Stack:
     host_launch_us: float = 6.0  # host time per launched kernel
     host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)
     host_comm_us: float = 15.0  # host time per collective call
-    host_step_ms: float = 1.0  # once per optimizer step
     host_op_us_by: Mapping[str, float] = field(default_factory=dict[str, float])
     host_backward: float = 1.0  # host time of a backward operator over that of a forward one
     sync_blocks: bool = False  # the host waits for the device after every block (timed layers)

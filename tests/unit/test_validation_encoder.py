@@ -27,7 +27,7 @@ def test_pretraining_predicts_as_many_words_as_the_original(length: int, masked:
     item = mapped(seq_len=length, framework="TensorFlow")
     assert item.run["model"]["masked"] == masked
     assert any(f"{masked} predictions" in line for line in item.assumed)
-    assert item.attention == "unfused"
+    assert item.stack["attention"] == "unfused"
     assert item.run["training"]["optimizer"] == "lamb"
 
 
@@ -80,11 +80,11 @@ def test_hugging_face_predicts_words_everywhere() -> None:
     assert item.run["model"]["head"] == "mlm"
     assert "masked" not in item.run["model"]
     assert item.run["stack"] == "hf-trainer"
-    assert not item.fused_step
+    assert "optimizer" not in item.stack
     fused = mapped(
         family="mli_3090ti", framework="HF Transformers Trainer", optimizer="apex fused AdamW"
     )
-    assert fused.fused_step
+    assert fused.stack["optimizer"] == "fused"
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,13 @@ def test_chunks_that_nemo_does_not_state_are_those_of_its_configuration() -> Non
 def test_pipelines_of_the_playbook_over_nodes_ran_with_checked_collectives() -> None:
     row = replace(ROW, family="ultrascale_playbook", framework="nanotron", n_gpus=16, tp=2, dp=4)
     checked = map_row(replace(row, pp=2))
-    assert checked.checked
+    assert checked.stack["checked_collectives"]
     assert any(line.startswith("collectives checked") for line in checked.assumed)
     plain = map_row(replace(row, pp=1, dp=8))
-    assert not plain.checked
-    assert not map_row(replace(row, pp=2, n_gpus=8, dp=2)).checked
-    assert not map_row(replace(row, pp=2, family="made")).checked
-    assert checked.key != replace(checked, checked=False).key
+    assert "checked_collectives" not in plain.stack
+    assert "checked_collectives" not in map_row(replace(row, pp=2, n_gpus=8, dp=2)).stack
+    assert "checked_collectives" not in map_row(replace(row, pp=2, family="made")).stack
+    assert checked.key != replace(checked, stack={}).key
 
 
 def test_a_row_that_states_everything_needs_no_assumption() -> None:
@@ -494,7 +494,7 @@ def test_bert_of_any_source_is_mapped() -> None:
     assert (model["family"], model["layers"], model["hidden"], model["masked"]) == (
         "bert", 24, 1024, 80,
     )  # fmt: skip
-    assert mapped.attention == "unfused"
+    assert mapped.stack["attention"] == "unfused"
     assert mapped.run["stack"] == "pytorch-eager"
     with pytest.raises(Unsupported, match="relatives"):
         map_row(replace(BERT, model="RoBERTa-large"))

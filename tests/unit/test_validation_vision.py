@@ -103,7 +103,7 @@ def test_vision_transformers_of_timm_have_their_parameters(name: str, millions: 
     graph = build_graph(run.model, batch=1, sequence=run.training.sequence)
     assert round(graph.num_parameters / 1e6, 2) == millions
     assert (run.training.optimizer, run.plan.preset) == ("sgd-momentum", "plain")
-    assert (mapped.attention, run.stack.name) == ("unfused", "pytorch-eager")
+    assert (mapped.stack["attention"], run.stack.name) == ("unfused", "pytorch-eager")
 
 
 def test_vision_transformers_of_t5x_are_replicas_under_xla() -> None:

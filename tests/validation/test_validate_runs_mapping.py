@@ -382,7 +382,7 @@ def test_a_row_becomes_the_run_that_its_source_describes(name: str, measurements
     cluster, stack, attention, model, words, plan, assumed = EXPECTED[name]
     assert mapped.run["cluster"] == cluster
     assert mapped.run["stack"] == stack
-    assert mapped.attention == attention
+    assert mapped.stack.get("attention") == attention
     assert mapped.run["model"] == model
     assert mapped.run["training"] == words
     assert mapped.run["plan"] == {"sequence_parallel": False, **plan}

@@ -131,21 +131,20 @@ def update_segment(
     factored: float = 1.0,
     step_bytes: float = 0.0,
     *,
-    clipped: int | None = None,
+    clipped: int,
 ) -> Segment:
     """Returns the work on `elements` parameters and on `gradients` kept elements.
 
     With fp16 the gradients are unscaled and checked for overflow in a pass of their own; weights
     are refreshed from the master copy by a separate multi-tensor copy. `step_bytes` per parameter
-    live only during the update. `clipped` gradients are scaled; None: those of the update.
+    live only during the update. `clipped` gradients are scaled.
     """
-    scaled = elements if clipped is None else clipped
     size = precision.bytes("grad_accumulate")
     flops = OPTIMIZERS[optimizer].flops
     unscale = 2.0 * size * elements if precision.compute == "fp16" else 0.0
     events = (
         ("unscale", "grad_clip", unscale, 1.0 * elements, elements),
-        ("clip", "grad_clip", 2.0 * size * scaled, 1.0 * scaled, scaled),
+        ("clip", "grad_clip", 2.0 * size * clipped, 1.0 * clipped, clipped),
         (
             f"{optimizer} update",
             "optimizer",

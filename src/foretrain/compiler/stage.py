@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.compiler.launches import LaunchList, Piece, StageContext, Tie
-from foretrain.compiler.offload import host_bytes, host_step, moved_off
-from foretrain.compiler.optimizer import norm_segment, parts_segment, update_segment
-from foretrain.compiler.parameters import Unit, merge
+from foretrain.compiler.launches import LaunchList, Piece, StageContext
+from foretrain.compiler.offload import host_bytes, moved_off
+from foretrain.compiler.parameters import Unit
 from foretrain.compiler.passes import fresh_gradients
 from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
 from foretrain.compiler.segments import BOUNDARY
 from foretrain.compiler.states import persistent_bytes, updated_elements
+from foretrain.compiler.step import write_step
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.errors import InternalError
-from foretrain.program import Comm, CommEvent, Entry, Run, Segment
+from foretrain.program import Comm, CommEvent, Entry, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def build_entries(context: StageContext) -> BuiltStage:
     finals = {slots[i] for i in last_of_chunk.values()}
     for group in exchange_groups(slots, together=schedule.kind == "interleaved"):
         writer.exchange(group, finals)
-    writer.step()
+    write_step(launches, weights)
     here = context.tree.runtime.offload == "none"
     flat = updated_elements(context) * 4.0 if context.stack.flat_step and here else 0.0
     return BuiltStage(
@@ -90,7 +90,7 @@ def _segments(passes: Iterable[Sequence[Piece]]) -> list[int]:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes slots, transfers and the optimizer step of one stage."""
+    """Writes slots and transfers of one stage."""
 
     launches: LaunchList
     weights: WeightTraffic
@@ -370,109 +370,5 @@ class _Writer:
                 delta_end=item.delta,
                 microbatch=slot.microbatch,
                 chunk=slot.chunk,
-            )
-        )
-
-    def step(self) -> None:
-        """Writes the rest of the reductions, the tied weights, norm, update, parameter gather."""
-        c = self.context
-        self.weights.flush(everything=True)
-        ready = tuple(self.weights.reductions)
-        self.weights.reductions += [self._tied(tie, ready) for tie in c.ties]
-        if c.optimizer == "none":
-            return
-        groups = merge(group for unit in c.units() for group in unit.groups)
-        elements = updated_elements(c)
-        kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
-        after = self.weights.reductions
-        if c.tree.runtime.offload != "none":
-            waits = tuple(after) or self._last_run()
-            self.weights.publish_after(host_step(self.launches, waits))
-            return
-        clipped = kept if c.stack.whole_gradients else elements
-        if c.stack.grad_norm:
-            norm = self._run_segment(norm_segment(c.table, clipped, c.precision), after)
-            after = [self._norm_all_reduce(norm)]
-        update = update_segment(
-            c.table, c.optimizer, elements, kept, c.precision, c.factored, self._step_bytes(),
-            clipped=clipped,
-        )  # fmt: skip
-        run = self._run_segment(update, after, sync=c.stack.grad_norm)
-        gathers = self.weights.publish_after(run)
-        if gathers and c.stack.zero_gather_us:
-            ranks = max(c.mesh.size(group.signature.master) for group in groups)
-            weights = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)
-            whole = sum(group.elements for group in groups)
-            segment = parts_segment(c.table, whole, ranks * weights, c.precision)
-            self._run_segment(segment, gathers)
-
-    def _last_run(self) -> tuple[int, ...]:
-        """The handle of the last computation."""
-        entries = self.launches.entries
-        return (max(i for i, entry in enumerate(entries) if isinstance(entry, Run)),)
-
-    def _step_bytes(self) -> float:
-        """Bytes per parameter that live only while the update runs.
-
-        Adam with foreach kernels makes the denominators of all parameters before it divides.
-        """
-        c = self.context
-        foreach = c.stack.optimizer == "foreach" and c.optimizer in ("adam", "adamw")
-        flat = 4.0 if c.stack.flat_step else 0.0
-        return flat + (c.precision.bytes("master") if foreach else 0.0)
-
-    def _run_segment(self, segment: Segment, after: Sequence[int], *, sync: bool = False) -> int:
-        segments = self.context.segments
-        known = next((i for i, other in enumerate(segments) if other == segment), None)
-        if known is None:
-            segments.append(segment)
-            known = len(segments) - 1
-        return self.launches.add(
-            Run(segments=(known,), slot="step", after=tuple(after), host_sync=sync)
-        )
-
-    def _norm_all_reduce(self, norm: int) -> int:
-        """The squared norm is summed over all ranks: every stage waits for the slowest here."""
-        c = self.context
-        event = CommEvent(
-            collective="all_reduce",
-            bytes=4.0,
-            dtype="fp32",
-            ranks=tuple(range(c.mesh.world_size)),
-        )
-        return self.launches.add(
-            Comm(
-                label="gradient norm all-reduce",
-                event=self.launches.event(event),
-                stream="reduce",
-                category="dp",
-                axes=c.mesh.axes,
-                after=(norm,),
-                key="gradient norm",
-            )
-        )
-
-    def _tied(self, tie: Tie, ready: tuple[int, ...]) -> int:
-        """The gradient of weights that stand on several stages."""
-        c = self.context
-        stride = c.mesh.stride("pp")
-        ranks = tuple(stage * stride for stage in tie.stages)
-        precision = c.precision
-        event = CommEvent(
-            collective="all_reduce",
-            bytes=tie.elements * precision.bytes("grad_accumulate"),
-            dtype=precision.grad_accumulate,
-            ranks=ranks,
-            sharers=min(stride, c.groups.devices_per_node),
-        )
-        return self.launches.add(
-            Comm(
-                label="tied embedding gradient all-reduce",
-                event=self.launches.event(event),
-                stream="tied",
-                category="pp",
-                axes=("pp",),
-                after=ready,
-                key=f"tied embedding {','.join(map(str, tie.stages))}",
             )
         )

@@ -73,17 +73,10 @@ def predict_mapped(item: Mapped) -> Prediction | Failure:
 def run_of(item: Mapped) -> RunSpec:
     """Returns the run of a mapped row, with what its source states beside the run file."""
     run = load_run(item.run)
-    if item.attention is not None and item.attention != run.stack.attention:
-        run = replace(run, stack=replace(run.stack, attention=item.attention))
-    if item.apart and isinstance(run.model, ModelSpec):
+    if not item.padded and isinstance(run.model, ModelSpec):
         own = run.model.vocab_unpadded or run.model.vocab
-        model = replace(run.model, vocab=own // run.plan.tp * run.plan.tp)
-        run = replace(run, model=model, stack=replace(run.stack, sync_blocks=True))
-    if item.fused_step:
-        run = replace(run, stack=replace(run.stack, optimizer="fused"))
-    if item.checked:
-        run = replace(run, stack=replace(run.stack, checked_collectives=True))
-    return run
+        run = replace(run, model=replace(run.model, vocab=own // run.plan.tp * run.plan.tp))
+    return replace(run, stack=replace(run.stack, **item.stack))
 
 
 def _try_map(row: Row) -> Mapped | Unsupported:

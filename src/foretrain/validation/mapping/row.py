@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretrain.run.stacks import load_stack
@@ -55,26 +55,22 @@ from foretrain.validation.rows import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
-    """A run file's content, and what it does not hold: the attention kernel as the source says.
+    """A run file's content, and what it does not hold: how the source used the software.
 
-    `assumed` lists what the source does not state. `apart`: the times of blocks that ran one by one
-    were added up, of a model whose vocabulary is not padded (mapping/apart.py). `checked`: every
-    collective was checked for equal shapes. `fused_step`: the optimizer is a fused kernel, whatever
-    the stack's own is.
+    `stack` has the values of the stack that differ for this run, e.g. the attention kernel as the
+    source says. `padded`: whether the vocabulary is, as the preset does. `assumed` lists what the
+    source does not state.
     """
 
     run: Mapping[str, Any]
-    attention: str | None
     assumed: tuple[str, ...]
-    apart: bool = False
-    checked: bool = False
-    fused_step: bool = False
+    stack: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    padded: bool = True
 
     @property
     def key(self) -> str:
         """Returns a text that is equal for equal runs."""
-        parts = [self.run, self.attention, self.apart, self.checked, self.fused_step]
-        return json.dumps(parts, sort_keys=True)
+        return json.dumps([self.run, self.stack, self.padded], sort_keys=True)
 
 
 def map_row(row: Row) -> Mapped:
@@ -116,18 +112,20 @@ def map_row(row: Row) -> Mapped:
         "cluster": cluster,
         "stack": stack.name,
     }
-    attention = map_attention(row) or ("unfused" if bert else None)
     apart = is_apart(row)
     if apart:
         plan["recompute"] = map_apart(assumed)
-    checked = map_checks(row, assumed)
+    used = {
+        "attention": map_attention(row) or ("unfused" if bert else None),
+        "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
+        "checked_collectives": map_checks(row, assumed) or None,
+        "sync_blocks": apart or None,
+    }
     return Mapped(
         run=run,
-        attention=attention,
         assumed=tuple(assumed.lines),
-        apart=apart,
-        checked=checked,
-        fused_step=has_word(row.optimizer, "fused"),
+        stack={key: value for key, value in used.items() if value is not None},
+        padded=not apart,
     )
 
 
@@ -148,7 +146,7 @@ def _map_vit(row: Row) -> Mapped:
         "stack": stack,
     }
     # none of the sources calls a fused kernel
-    return Mapped(run=run, attention="unfused", assumed=tuple(assumed.lines))
+    return Mapped(run=run, assumed=tuple(assumed.lines), stack={"attention": "unfused"})
 
 
 def _without_image(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +169,7 @@ def _map_convnet(row: Row) -> Mapped:
         "cluster": cluster,
         "stack": map_vision_stack(row, precision, assumed),
     }
-    return Mapped(run=run, attention=None, assumed=tuple(assumed.lines))
+    return Mapped(run=run, assumed=tuple(assumed.lines))
 
 
 def _map_recsys(row: Row) -> Mapped:
@@ -189,4 +187,4 @@ def _map_recsys(row: Row) -> Mapped:
         "cluster": cluster,
         "stack": map_rec_stack(row, assumed),
     }
-    return Mapped(run=run, attention=None, assumed=tuple(assumed.lines))
+    return Mapped(run=run, assumed=tuple(assumed.lines))

@@ -24,9 +24,9 @@ _LETTERS = {"S": "small", "B": "base", "L": "large"}
 _TIMM = re.compile(
     r"(?:vit|deit)_(tiny|small|base|large|giant)_patch(\d+)_(\d+)(_in21k|_sam|_miil)?"
 )
-#: Names of T5X's project: "vit ViT/B-16", "vit B/16".
 #: The catalog's names: vit-b-16, vit-base-16.
 _CATALOG = re.compile(r"vit-(s|b|l)(?:mall|ase|arge)?-(\d+)", re.IGNORECASE)
+#: Names of T5X's project: "vit ViT/B-16", "vit B/16".
 _PROJECT = re.compile(r"vit (?:ViT/)?([SBL])[-/](\d+)")
 
 
