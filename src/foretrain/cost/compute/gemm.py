@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
+from foretrain.cost.compute.features import gemm_features
 from foretrain.cost.compute.gemm_tiles import GemmTimes, Rates, gemm_seconds
 from foretrain.cost.machine import Machine
+from foretrain.cost.residual import residual_of, said
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
@@ -84,6 +86,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     columns = _columns(events, dtype)
     loss = alignment_loss(columns, dtype, kernel_dtype)
     times = column_seconds(columns, loss, dtype, machine, found.values)
+    seconds, beyond = measured_beyond(columns, loss, times.seconds, found, machine, kernel_dtype)
     factor = bands(found, columns)
     factor = factor * np.where([e.direction == "forward" for e in events], 1.0, 1.05)
     units = str(found.values.get("units", kernel_dtype))
@@ -96,13 +99,13 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
         texts[key] = _formula(key, found.values, peak, units) + tail
     return [
         Answer(
-            value_s=float(times.seconds[i]),
+            value_s=float(seconds[i]),
             latency_s=t0,
             factor=float(factor[i]),
             kernels=1.0,
             family="gemm",
             provenance=provenance,
-            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]],
+            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]] + said(beyond[i]),
         )
         for i in range(len(events))
     ]
@@ -157,6 +160,29 @@ def column_seconds(
         bytes_moved=operands + columns["out_bytes"] * b * m * n,
         penalty=loss / machine.sustained(kernel_dtype),
     )
+
+
+def measured_beyond(
+    columns: Mapping[str, Array],
+    loss: Array,
+    seconds: Array,
+    found: Constants,
+    machine: Machine,
+    dtype: str,
+) -> tuple[Array, Array]:
+    """Returns the seconds after the residual of the entry, and its factor (1 where it has none)."""
+    none = np.ones(seconds.shape)
+    residual = residual_of("gemm", found, machine.device, dtype)
+    if residual is None:
+        return seconds, none
+    inside = residual.holds(columns)
+    if residual.values["aligned"]:
+        inside &= loss == 1.0
+    if not inside.any():
+        return seconds, none
+    factor = np.exp(residual.trees(gemm_features(columns, seconds, machine.device.sm_count)))
+    factor = np.where(inside, factor, 1.0)
+    return seconds * factor, factor
 
 
 def dtype_of(dtype: str, machine: Machine) -> str:

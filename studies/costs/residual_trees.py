@@ -1,0 +1,198 @@
+"""Fits the trees of residuals, decides whether they are worth shipping, and writes the two files."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from catboost import CatBoostRegressor
+
+from foretrain.cost.residual import LEAF, Trees
+
+OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
+TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
+FOLDS = 5
+#: A table must hold this many rows and shapes that take part in the fit.
+LEAST_ROWS, LEAST_SHAPES = 150, 25
+#: Shipped where the error of shapes left out in turn falls below this share of the formula's.
+WORTH = 0.95
+
+
+@dataclass
+class Table:
+    """Measured operators that one entry of the calibration prices.
+
+    `shape`: the name of the whole shape pair of each row, which is left out as one. `classes`: 0 for
+    the rows of the issue's lines (big), then others, with a band each. `sizes`: columns that bound
+    where the residual acts.
+    """
+
+    name: str
+    family: str
+    key: str
+    sms: int
+    dtypes: tuple[str, ...]
+    source: str
+    features: np.ndarray
+    predicted: np.ndarray
+    measured: np.ndarray
+    shape: np.ndarray
+    left_out: np.ndarray
+    classes: np.ndarray
+    sizes: dict[str, np.ndarray]
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class Shipped:
+    """A table's trees and what residuals.toml says of them."""
+
+    trees: Trees
+    lines: list[str]
+
+
+def grow(features: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Trees:
+    """Returns trees of the target's median."""
+    model = CatBoostRegressor(
+        iterations=TREES, depth=DEPTH, learning_rate=RATE, loss_function="MAE",
+        leaf_estimation_method="Exact", border_count=BORDERS, l2_leaf_reg=5.0, random_seed=1,
+        thread_count=1, verbose=0, allow_writing_files=False,
+    )  # fmt: skip
+    model.fit(features.T, target, sample_weight=weight)
+    return read_trees(model)
+
+
+def read_trees(model: CatBoostRegressor) -> Trees:
+    """Returns the trees of a fitted model; its bias goes to the leaves of the first one."""
+    borders = model._get_borders()  # noqa: SLF001 - the only way to them without a file
+    flat = [(int(f), float(b)) for f, values in sorted(borders.items()) for b in values]
+    del flat
+    import json  # noqa: PLC0415
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        model.save_model(str(path), format="json")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    scale, bias = data["scale_and_bias"]
+    trees = data["oblivious_trees"]
+    feature = np.zeros((DEPTH, len(trees)), dtype=np.intp)
+    threshold = np.full((DEPTH, len(trees)), np.inf, dtype=np.float32)  # never larger: no question
+    leaf = np.zeros((len(trees), 2**DEPTH), dtype=np.float32)
+    for t, tree in enumerate(trees):
+        splits = tree["splits"] or []
+        for d, split in enumerate(splits):
+            feature[d, t] = split["float_feature_index"]
+            threshold[d, t] = split["border"]
+        values = scale * np.array(tree["leaf_values"])
+        leaf[t, : len(values)] = values
+    leaf[0] += bias[0] if isinstance(bias, list) else bias
+    return Trees(feature=feature, threshold=threshold, leaf=np.round(leaf / LEAF).astype(np.float32) * np.float32(LEAF))
+
+
+def folds(shape: np.ndarray) -> np.ndarray:
+    """Returns the fold of each row: whole shapes, by a checksum of their names."""
+    names, where = np.unique(shape, return_inverse=True)
+    return np.array([zlib.crc32(f"fold {name}".encode()) % FOLDS for name in names])[where]
+
+
+def error(target: np.ndarray, said: np.ndarray | float) -> np.ndarray:
+    """Returns |predicted / measured - 1| where `said` is predicted for the logarithm `target`."""
+    return np.abs(np.exp(said - target) - 1.0)
+
+
+def fit(table: Table) -> Shipped | None:
+    """Returns the trees of a table where they are worth it, and prints the errors."""
+    target = np.log(table.measured / table.predicted)
+    used = np.flatnonzero(~table.left_out)
+    if len(used) < LEAST_ROWS or len(np.unique(table.shape[used])) < LEAST_SHAPES:
+        return None
+    x, y, classes = table.features[:, used], target[used], table.classes[used]
+    weight = np.where(classes == 0, 3.0, 1.0)
+    fold = folds(table.shape[used])
+    said = np.zeros(len(used))
+    for which in range(FOLDS):
+        rest = fold != which
+        if rest.all() or not rest.any():
+            continue
+        said[~rest] = grow(x[:, rest], y[rest], weight[rest])(x[:, ~rest])
+    before, after = error(y, 0.0), error(y, said)
+    big = classes == 0
+    worth = after.mean() <= WORTH * before.mean() and (
+        not big.any() or after[big].mean() <= before[big].mean()
+    )
+    trees = grow(x, y, weight)
+    out = table.left_out
+    words = _words(table, target, trees(table.features))
+    verdict = "" if worth else "  NOT SHIPPED"
+    sys.stdout.write(
+        f"{table.name:58s} in turn {100 * before.mean():5.1f} -> {100 * after.mean():5.1f} %; "
+        f"{out.sum()} rows left out: {words}{verdict}\n"
+    )
+    sys.stdout.flush()
+    if not worth:
+        return None
+    bands = [_band(np.abs(y - said)[classes == c]) for c in range(int(classes.max()) + 1)]
+    known = [value for value in bands if value]
+    bands = [value or max(known, default=2.0) for value in bands]
+    bounds = {
+        name: [float(column[used].min()), float(column[used].max())]
+        for name, column in table.sizes.items()
+    }
+    lines = [
+        "[[entry]]",
+        f'name = "{table.name}"',
+        f'family = "{table.family}"',
+        f'key = "{table.key}"',
+        f"dtypes = {_list(table.dtypes)}",
+        f"sms = {table.sms}",
+        *(f"{name} = {str(value).lower()}" for name, value in table.extra.items()),
+        "bounds = {" + ", ".join(f"{n} = {b}" for n, b in bounds.items()) + "}",
+        f"band = {bands}",
+        'mark = "fitted"',
+        f'source = "{table.source}; left out: {words}"',
+        "",
+    ]
+    return Shipped(trees=trees, lines=lines)
+
+
+def _words(table: Table, target: np.ndarray, said: np.ndarray) -> str:
+    out = table.left_out
+    parts = []
+    for name, which in (("all", out), ("big", out & (table.classes == 0))):
+        if which.any():
+            old, new = error(target[which], 0.0), error(target[which], said[which])
+            parts.append(f"{name} {100 * old.mean():.1f} -> {100 * new.mean():.1f} %")
+    return ", ".join(parts)
+
+
+def _band(size: np.ndarray) -> float:
+    """Returns the 90 % factor of logarithms of errors; 0 where there are few."""
+    return round(float(np.exp(np.quantile(size, 0.9))), 3) if len(size) > 20 else 0.0
+
+
+def _list(words: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
+
+
+def save(shipped: list[Shipped]) -> None:
+    """Writes residuals.toml and residuals.npz."""
+    head = (
+        "# What tables of measurements say beyond the formulas, written by\n"
+        "# studies/costs/residuals.py: change that script, not this file. The trees are in\n"
+        "# residuals.npz in the same order. Keys: see src/foretrain/cost/residual.py; band: 90 %\n"
+        "# factors of shapes left out in turn, by size class; source: errors of the formula and\n"
+        "# with the trees, of shapes that took no part in either.\n\n"
+    )
+    text = head + "\n".join(line for part in shipped for line in part.lines)
+    (OUT / "residuals.toml").write_text(text, encoding="utf-8")
+    trees = [part.trees for part in shipped]
+    np.savez_compressed(
+        OUT / "residuals.npz",
+        feature=np.stack([t.feature for t in trees]).astype(np.uint8),
+        threshold=np.stack([t.threshold for t in trees]).astype(np.float32),
+        leaf=np.stack([np.round(t.leaf / LEAF) for t in trees]).astype(np.int16),
+    )
