@@ -39,8 +39,8 @@ USUAL = ("moe_torch_flow_cutlass", "moe_torch_flow", "deepgemm", "sglang_fused_m
 ROWS, LEAST, SEED = 1200, 60, 20240601
 
 
-def main(tables: Path, *, write: bool, only: str) -> None:
-    """Fits every device, format and kernel with enough rows."""
+def read(tables: Path) -> pd.DataFrame:
+    """Returns the table of experts, with the rows that are left out marked."""
     frame = pd.read_parquet(tables / "aic_moe.parquet")
     frame = frame[frame.device.isin(TARGETS)]
     keys = frame[["hidden", "ffn"]].drop_duplicates()
@@ -49,7 +49,12 @@ def main(tables: Path, *, write: bool, only: str) -> None:
     ]
     frame = frame.merge(keys, on=["hidden", "ffn"])
     power = frame.distribution.str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
-    frame = frame.assign(distribution=power, permute=1.0)
+    return frame.assign(distribution=power, permute=1.0)
+
+
+def main(tables: Path, *, write: bool, only: str) -> None:
+    """Fits every device, format and kernel with enough rows."""
+    frame = read(tables)
     rng = np.random.default_rng(SEED)
     named: list[str] = []
     usual: list[str] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
 TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
-LEAST_ROWS, LEAST_SHAPES = 150, 25
+LEAST_ROWS, LEAST_SHAPES = 100, 6
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's.
 WORTH = 0.95
 
@@ -43,7 +45,6 @@ class Table:
     left_out: np.ndarray
     classes: np.ndarray
     sizes: dict[str, np.ndarray]
-    extra: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,13 +67,7 @@ def grow(features: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Trees:
 
 
 def read_trees(model: CatBoostRegressor) -> Trees:
-    """Returns the trees of a fitted model; its bias goes to the leaves of the first one."""
-    borders = model._get_borders()  # noqa: SLF001 - the only way to them without a file
-    flat = [(int(f), float(b)) for f, values in sorted(borders.items()) for b in values]
-    del flat
-    import json  # noqa: PLC0415
-    import tempfile  # noqa: PLC0415
-
+    """Returns the trees of a fitted model, its bias in the leaves of the first one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         model.save_model(str(path), format="json")
@@ -80,23 +75,24 @@ def read_trees(model: CatBoostRegressor) -> Trees:
     scale, bias = data["scale_and_bias"]
     trees = data["oblivious_trees"]
     feature = np.zeros((DEPTH, len(trees)), dtype=np.intp)
-    threshold = np.full((DEPTH, len(trees)), np.inf, dtype=np.float32)  # never larger: no question
+    threshold = np.full((DEPTH, len(trees)), np.inf, dtype=np.float32)  # inf: no question
     leaf = np.zeros((len(trees), 2**DEPTH), dtype=np.float32)
     for t, tree in enumerate(trees):
-        splits = tree["splits"] or []
-        for d, split in enumerate(splits):
-            feature[d, t] = split["float_feature_index"]
-            threshold[d, t] = split["border"]
-        values = scale * np.array(tree["leaf_values"])
-        leaf[t, : len(values)] = values
+        for d, split in enumerate(tree["splits"] or []):
+            feature[d, t], threshold[d, t] = split["float_feature_index"], split["border"]
+        leaf[t, : len(tree["leaf_values"])] = scale * np.array(tree["leaf_values"])
     leaf[0] += bias[0] if isinstance(bias, list) else bias
-    return Trees(feature=feature, threshold=threshold, leaf=np.round(leaf / LEAF).astype(np.float32) * np.float32(LEAF))
+    stored = np.round(leaf / LEAF).astype(np.float32) * np.float32(LEAF)
+    return Trees(feature=feature, threshold=threshold, leaf=stored)
 
 
 def folds(shape: np.ndarray) -> np.ndarray:
-    """Returns the fold of each row: whole shapes, by a checksum of their names."""
+    """Returns the fold of each row: whole shapes, dealt in the order of a checksum."""
     names, where = np.unique(shape, return_inverse=True)
-    return np.array([zlib.crc32(f"fold {name}".encode()) % FOLDS for name in names])[where]
+    order = np.argsort([zlib.crc32(f"fold {name}".encode()) for name in names])
+    fold = np.empty(len(names), dtype=int)
+    fold[order] = np.arange(len(names)) % FOLDS
+    return fold[where]
 
 
 def error(target: np.ndarray, said: np.ndarray | float) -> np.ndarray:
@@ -149,7 +145,6 @@ def fit(table: Table) -> Shipped | None:
         f'key = "{table.key}"',
         f"dtypes = {_list(table.dtypes)}",
         f"sms = {table.sms}",
-        *(f"{name} = {str(value).lower()}" for name, value in table.extra.items()),
         "bounds = {" + ", ".join(f"{n} = {b}" for n, b in bounds.items()) + "}",
         f"band = {bands}",
         'mark = "fitted"',

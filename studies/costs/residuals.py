@@ -1,8 +1,8 @@
 """Fits residuals.toml and residuals.npz of catalog/calibration, and says what they gain.
 
-    python studies/costs/residuals.py TABLES [--write] [--only PATTERN]
+    python studies/costs/residuals.py DATA TABLES [--write] [--only PATTERN]
 
-TABLES holds what op_tables.py and op_tables_more.py write. Runs after the scripts that fit the
+DATA is the folder of measurements, TABLES holds what op_tables.py writes. Runs after the scripts that fit the
 formulas (gemm.py, moe.py, attention.py, convolution.py): a residual belongs to the constants of one
 entry. The rows that are left out are those of these scripts; of the others every fifth of the
 shapes is left out in turn, to decide whether trees are worth it and for the bands.
@@ -14,17 +14,31 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
+import attention as attention_study
+import convolution as convolution_study
 import gemm as gemm_study
+import moe as moe_study
 import numpy as np
 import pandas as pd
 from gemm_targets import ODD
+from least_squares import held_out
 from residual_trees import Shipped, Table, fit, save
 
-from foretrain.cost.compute import gemm
-from foretrain.cost.compute.features import gemm_features
+from foretrain.cost.compute import attention, convolution, gemm, moe
+from foretrain.cost.compute.convolution_kernels import Images
+from foretrain.cost.compute.features import (
+    attention_features,
+    convolution_features,
+    expert_features,
+    gemm_features,
+)
+from foretrain.cost.machine import Machine
 from foretrain.cost.residual import key_of
+from foretrain.hardware.names import find_device
+from foretrain.run.stacks import load_stack
 
 
 def gemm_tables(tables: Path) -> Iterator[Table]:
@@ -64,16 +78,148 @@ def gemm_table(frame: pd.DataFrame, device: str, dtype: str, kernel: str) -> Ite
         shape=(frame.n.astype(str) + "x" + frame.k.astype(str)).to_numpy(str)[known],
         left_out=rows.left_out[known],
         classes=rows.classes[known],
-        sizes={name: rows.columns[name][known] for name in "bmnk"},
-        extra={"aligned": bool((rows.loss[known] == 1.0).all())},
+        sizes={name: rows.columns[name][known] for name in "bmnk"} | {"loss": rows.loss[known]},
     )
 
 
-def main(tables: Path, *, write: bool, only: str) -> None:
+def expert_tables(tables: Path) -> Iterator[Table]:
+    """Yields grouped GEMMs of every kernel of every device."""
+    frame = moe_study.read(tables)
+    for (device, dtype, kernel), part in frame.groupby(["device", "dtype", "stack"], sort=True):
+        stack = replace(load_stack("pytorch-eager"), gemm_kernel=str(kernel))
+        machine = Machine(device=find_device(device), stack=stack, warm=False)
+        found = moe.constants_for(machine, dtype)
+        if found.row not in ("measured", "fitted") or "kernels" not in found.values:
+            continue
+        columns = moe.columns_of(part.to_dict("records"))
+        names = ("tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "distribution")
+        half = dtype == "bf16"
+        yield Table(
+            name=f"moe {device} {dtype} {kernel}",
+            family="moe",
+            key=key_of(found.values),
+            sms=machine.device.sm_count,
+            dtypes=("bf16", "fp16") if half else tuple(found.values["dtypes"]),
+            source="NVIDIA aiconfigurator 0.12.0",
+            features=expert_features(columns, machine.device.sm_count),
+            predicted=moe.column_seconds(columns, dtype, machine, found.values),
+            measured=part.latency_us.to_numpy(float) * 1e-6,
+            shape=(part.hidden.astype(str) + "x" + part.ffn.astype(str)).to_numpy(str),
+            left_out=part.left_out.to_numpy(bool),
+            classes=np.where(columns["tokens"] >= moe.MANY, 0, 1),
+            sizes={name: columns[name] for name in names},
+        )
+
+
+def attention_tables(data: Path) -> Iterator[Table]:
+    """Yields attention of every kernel, case and device, and cuDNN's of GB200."""
+    every = attention_study.tables(data)
+    for system, (device, *_) in attention_study.SYSTEMS.items():
+        here = every[every.system == system]
+        for source, vit, kernel in attention_study.KERNELS:
+            rows = here[here["stack"] == np.where(here.case == "full", vit, source)]
+            for case, dtype in attention_study.CASES:
+                part = rows[(rows.case == case) & (rows.dtype == dtype)]
+                if len(part) >= attention_study.LEAST:
+                    source_words = "NVIDIA aiconfigurator 0.12.0"
+                    yield from attention_table(part, device, kernel, case, dtype, source_words)
+
+
+def attention_table(
+    rows: pd.DataFrame, device: str, kernel: str, case: str, dtype: str, source: str
+) -> Iterator[Table]:
+    """Yields the rows of one case where the case has constants of its own."""
+    stack = replace(load_stack("pytorch-eager"), attention_kernel=kernel)
+    machine = Machine(device=find_device(device), stack=stack, warm=False)
+    shape = attention_study.shapes(rows)
+    parts = attention.column_times(shape, dtype, "forward", machine)
+    case += "_fp8" if dtype == "fp8" else ""
+    found = parts[0].kernel.found
+    if found.row not in ("measured", "fitted") or parts[0].kernel.name != kernel:
+        return
+    if any(part.kernel.ratio != 1.0 or not part.kernel.own for part in parts):
+        return
+    predicted = np.empty(len(rows))
+    for part in parts:
+        predicted[part.where] = part.seconds / part.beyond
+    names = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "window")
+    yield Table(
+        name=f"attention {device} {kernel} {case}",
+        family="attention",
+        key=key_of(found.values, case),
+        sms=machine.device.sm_count,
+        dtypes=("bf16", "fp16") if dtype == "bf16" else ("fp8",),
+        source=source,
+        features=attention_features(shape, predicted, machine.device.sm_count),
+        predicted=predicted,
+        measured=rows.latency_ms.to_numpy(float) * 1e-3,
+        shape=rows["key"].to_numpy(str),
+        left_out=held_out(rows["key"].tolist()),
+        classes=1 - (np.minimum(shape["seq_q"], shape["seq_kv"]) >= attention.LONG),
+        sizes={name: shape[name] for name in names},
+    )
+
+
+def convolution_tables(data: Path) -> Iterator[Table]:
+    """Yields convolutions of every target, all directions together."""
+    rows = pd.concat([convolution_study.deepbench(data), convolution_study.neusight(data)])
+    rows["key"] = [f"{c:g}_{k:g}_{h:g}" for c, k, h in zip(rows.c, rows.k, rows.h, strict=True)]
+    for _, _, kernels, kind, (gpu, device) in convolution_study.TARGETS:
+        here = rows[(rows.gpu == gpu) & (rows.kind == kind)]
+        yield from convolution_table(here, device, kind, kernels[0] if kernels else "")
+
+
+def convolution_table(
+    rows: pd.DataFrame, device: str, kind: str, kernel: str
+) -> Iterator[Table]:
+    """Yields the convolutions of one device, kind of units and library."""
+    stack = replace(load_stack("pytorch-eager"), gemm_kernel=kernel.replace("*", ""))
+    machine = Machine(device=find_device(device), stack=stack, warm=False)
+    dtype = "fp32" if kind == "fp32" else "fp16"
+    found, _ = convolution.constants_for(machine, dtype)
+    parts: list[dict[str, np.ndarray]] = []
+    for way, part in rows.groupby("way", sort=True):
+        arrays = {name: part[name].to_numpy(float) for name in convolution_study.SIDES}
+        images = Images(**arrays, groups=np.ones(len(part)))
+        times = convolution.column_times(images, dtype, str(way), machine)
+        seconds = times.seconds / times.beyond
+        called = part.launch.to_numpy(float)  # a launch of the host, one after the other
+        measured = part.ms.to_numpy(float) * 1e-3
+        parts.append({
+            "features": convolution_features(images, str(way), seconds, machine.device.sm_count).T,
+            "predicted": seconds, "measured": measured - called * gemm_study.CALL_US * 1e-6,
+            "known": (called == 0) | (measured > gemm_study.HOST_US * 1e-6),
+            "shape": part.key.to_numpy(str), "big": images.flops > convolution.BIG,
+            **{f"size {n}": getattr(images, n) for n in ("n", "c", "h", "k", "r", "s", "stride", "groups")},
+        })  # fmt: skip
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    known = columns["known"]
+    columns = {name: column[known] for name, column in columns.items()}
+    yield Table(
+        name=f"conv {device} {kind} {kernel or 'cuDNN'}",
+        family="conv",
+        key=key_of(found.values),
+        sms=machine.device.sm_count,
+        dtypes=("fp32",) if kind == "fp32" else ("fp16", "bf16"),
+        source="NeuSight" if kernel else "baidu-research/DeepBench",
+        features=columns["features"].T,
+        predicted=columns["predicted"],
+        measured=columns["measured"],
+        shape=columns["shape"],
+        left_out=held_out(columns["shape"].tolist()),
+        classes=np.where(columns["big"], 0, 1),
+        sizes={n.removeprefix("size "): c for n, c in columns.items() if n.startswith("size ")},
+    )
+
+
+def main(data: Path, tables: Path, *, write: bool, only: str) -> None:
     """Fits the residual of every table, and writes those that are worth it when asked."""
     shipped: list[Shipped] = []
     keys: set[str] = set()
-    for table in gemm_tables(tables):
+    every = (
+        gemm_tables(tables), expert_tables(tables), attention_tables(data), convolution_tables(data)
+    )  # fmt: skip
+    for table in chain(*every):
         if not fnmatchcase(table.name, only) or table.key in keys:
             continue
         keys.add(table.key)
@@ -86,4 +232,4 @@ def main(tables: Path, *, write: bool, only: str) -> None:
 if __name__ == "__main__":
     words = sys.argv[1:]
     pattern = words[words.index("--only") + 1] if "--only" in words else "*"
-    main(Path(words[0]), write="--write" in words, only=pattern)
+    main(Path(words[0]), Path(words[1]), write="--write" in words, only=pattern)

@@ -126,8 +126,9 @@ def _gemm(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
     }
     loss = gemm.alignment_loss(table, dtype, kernel_dtype)
     seconds = gemm.column_seconds(table, loss, dtype, machine, found.values).seconds
-    seconds, _ = gemm.measured_beyond(table, loss, seconds, found, machine, kernel_dtype)
-    factor = gemm.bands(found, table) * (1.0 if ops.direction == "forward" else 1.05)
+    beyond = gemm.measured_beyond(table, loss, seconds, found, machine, kernel_dtype)
+    seconds = seconds * beyond.factor
+    factor = gemm.bands(found, table, beyond) * (1.0 if ops.direction == "forward" else 1.05)
     return _times(seconds, factor, found.provenance if kernel_dtype == dtype else "guess")
 
 
@@ -136,9 +137,11 @@ def _moe(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
     found = moe.constants_for(machine, kernel_dtype)
     table = moe.with_busiest(columns)
     seconds = moe.column_seconds(table, ops.dtype, machine, found.values)
+    beyond = moe.measured_beyond(table, found, machine, kernel_dtype)
     passes = 2.0 if ops.direction == "backward" else 1.0
     provenance = found.provenance if kernel_dtype == ops.dtype else "guess"
-    return _times(passes * seconds, np.full(seconds.shape, moe.band(found)), provenance)
+    factor = moe.bands(found, table, beyond)
+    return _times(passes * beyond.factor * seconds, factor, provenance)
 
 
 def _attention(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
@@ -176,8 +179,7 @@ def _convolution(columns: dict[str, Array], ops: Operators, machine: Machine) ->
         for way in (convolution.PARTS if both else (ops.direction,))
     ]
     seconds = np.sum([part.seconds for part in parts], axis=0)
-    factor = np.full(seconds.shape, parts[0].factor)
-    return _times(seconds, factor, parts[0].found.provenance)
+    return _times(seconds, parts[0].factor, parts[0].found.provenance)
 
 
 def _events(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:

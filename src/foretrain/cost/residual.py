@@ -67,6 +67,29 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """Measured over predicted time of operators: `factor`, 1 where it is not known (`inside`).
+
+    `bands`: interval factors by size class of the family.
+    """
+
+    factor: Array
+    inside: NDArray[np.bool_]
+    bands: Array
+
+    def band(self, classes: NDArray[np.intp], formula: Array | float) -> Array:
+        """Returns the interval factors: by size class inside, that of the formula elsewhere."""
+        return np.where(self.inside, self.bands[classes], formula)
+
+
+def nothing_beyond(like: Array) -> Beyond:
+    """Returns what an entry without a residual knows."""
+    return Beyond(
+        factor=np.ones(like.shape), inside=np.zeros(like.shape, dtype=bool), bands=np.ones(3)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """The trees of one entry.
 
@@ -78,6 +101,12 @@ class Residual:
     bounds: Mapping[str, tuple[float, float]]
     sms: int
     values: Mapping[str, Any]
+
+    def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
+        """Returns what is known of operators of these sizes."""
+        inside = self.holds(sizes)
+        factor = np.where(inside, np.exp(self.trees(features)), 1.0)
+        return Beyond(factor=factor, inside=inside, bands=np.array(self.values["band"]))
 
     def holds(self, sizes: Mapping[str, Array]) -> NDArray[np.bool_]:
         """Returns where all sizes lie within those of the table."""

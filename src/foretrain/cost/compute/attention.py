@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
+from foretrain.cost.compute.features import attention_features
 from foretrain.cost.machine import Machine
+from foretrain.cost.residual import Beyond, nothing_beyond, residual_of, said
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 
@@ -148,22 +150,21 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
         shapes = [dict(events[i].shape) for i in indices]
         columns = {name: np.array([s.get(name, 0.0) for s in shapes]) for name in SHAPE}
         for part in column_times(columns, dtype, direction, machine):
-            rows = zip(part.where, part.seconds, part.factor, strict=True)
-            for row, seconds, factor in rows:
-                answers[indices[row]] = _answer(part, float(seconds), float(factor), direction)
+            for i, row in enumerate(part.where):
+                answers[indices[row]] = _answer(part, i, direction)
     return [answers[i] for i in range(len(events))]
 
 
-def _answer(part: Part, seconds: float, factor: float, direction: str) -> Answer:
+def _answer(part: Part, i: int, direction: str) -> Answer:
     backward, kernel = direction != "forward", part.kernel
     return Answer(
-        value_s=seconds,
+        value_s=float(part.seconds[i]),
         latency_s=float(kernel.constants["t0_us"]) * 1e-6,
-        factor=factor,
+        factor=float(part.factor[i]),
         kernels=2.0 if backward else 1.0,
         family="attention",
         provenance=kernel.found.provenance,
-        formula=part.formula,
+        formula=part.formula + said(float(part.beyond[i])),
     )
 
 
@@ -217,11 +218,15 @@ def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Times of the rows `where` of a table, which have one case and head_dim."""
+    """Times of the rows `where` of a table, which have one case and head_dim.
+
+    `beyond`: what the residual of the entry made of the formula's seconds.
+    """
 
     where: NDArray[np.intp]
     kernel: Kernel
     seconds: Array
+    beyond: Array
     factor: Array
     formula: str
 
@@ -247,14 +252,43 @@ def column_times(
         kernel = kernel_for(case, head, machine)
         own = {name: column[where] for name, column in shape.items()}
         seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
+        beyond = measured_beyond(own, seconds, kernel, machine, case, dtype)
+        seconds, factor = seconds * beyond.factor, beyond.band(1 - _long(own), factor)
         efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
         text = (
             f"attention {kernel.name} {case.replace('_', ' ')}: waves x tile (2d+2dv) span "
             f"SM/(P e), e({head}) {efficiency:.2f}"
         )
         text += f"; x {kernel.ratio:.2f}" if kernel.ratio != 1.0 else ""
-        parts.append(Part(where=where, kernel=kernel, seconds=seconds, factor=factor, formula=text))
+        parts.append(
+            Part(
+                where=where,
+                kernel=kernel,
+                seconds=seconds,
+                beyond=beyond.factor,
+                factor=factor,
+                formula=text,
+            )
+        )
     return parts
+
+
+def measured_beyond(
+    shape: Mapping[str, Array],
+    seconds: Array,
+    kernel: Kernel,
+    machine: Machine,
+    case: str,
+    dtype: str,
+) -> Beyond:
+    """Returns what a table of measurements says of a measured case beyond `seconds`."""
+    residual = None
+    if kernel.ratio == 1.0 and kernel.own:
+        residual = residual_of("attention", kernel.found, machine.device, dtype, case)
+    if residual is None:
+        return nothing_beyond(seconds)
+    features = attention_features(shape, seconds, machine.device.sm_count)
+    return residual.beyond(features, shape)
 
 
 def case_seconds(
@@ -280,17 +314,21 @@ def case_seconds(
     measured = np.array([float(dim) for dim in constants["e"]])
     odd = (shape["head_dim"] % 16 != 0) & ~np.isin(shape["head_dim"], measured)
     body *= np.where(odd, load("attention")["rules"]["odd_head_dim_penalty"], 1.0)
-    long = np.minimum(shape["seq_q"], shape["seq_kv"]) >= LONG
-    return t0 + body, _bands(kernel, long) * (1.0 if kernel.own else 1.1)
+    return t0 + body, _bands(kernel, _long(shape)) * (1.0 if kernel.own else 1.1)
 
 
-def _bands(kernel: Kernel, long: NDArray[np.bool_]) -> Array:
+def _long(shape: Mapping[str, Array]) -> NDArray[np.intp]:
+    """Returns 1 where sequences are long, else 0."""
+    return (np.minimum(shape["seq_q"], shape["seq_kv"]) >= LONG).astype(np.intp)
+
+
+def _bands(kernel: Kernel, long: NDArray[np.intp]) -> Array:
     """The interval factors: of rows left out of the fit where there were enough of them."""
     row = kernel.found.row
     own: Mapping[str, Any] = kernel.bands if row in ("measured", "fitted") else {}
     wide = float(own.get("band", width(row, "attention")))
     narrow = float(own.get("band_long", width(row, "attention_long")))
-    return np.where(long, narrow, wide)
+    return np.where(long > 0, narrow, wide)
 
 
 def _half(machine: Machine) -> str:

@@ -29,15 +29,19 @@ from foretrain.cost.compute.convolution_kernels import (
     narrow,
     winograd,
 )
+from foretrain.cost.compute.features import convolution_features
 from foretrain.cost.compute.gemm_tiles import Rates
 from foretrain.cost.compute.memory_bound import constants_for as memory_constants
 from foretrain.cost.machine import Machine
+from foretrain.cost.residual import Beyond, nothing_beyond, residual_of, said
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
 
 Array = NDArray[np.float64]
 PARTS = ("backward_input", "backward_weight")  # of the direction "backward"
+#: FLOP from which a convolution is of size class 0, else 1.
+BIG = 5e9
 #: Channels per group up to which no GEMM kernel is used.
 DEPTHWISE_CHANNELS = 2.0
 
@@ -166,13 +170,17 @@ def images_of(columns: Mapping[str, Array], length: tuple[int, ...]) -> Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolved:
-    """Times of convolutions of one dtype and direction, and their algorithms."""
+    """Times of convolutions of one dtype and direction, and their algorithms.
+
+    `beyond`: what the residual of the entry made of the formula's seconds.
+    """
 
     seconds: Array
     names: NDArray[np.str_]
     layout: Array
     floor: float
-    factor: float
+    beyond: Array
+    factor: Array
     found: Constants
 
 
@@ -191,14 +199,30 @@ def column_times(x: Images, dtype: str, direction: str, machine: Machine) -> Con
     factor = width(found.row, "conv")
     if found.row in ("measured", "fitted"):  # of rows left out of the fit
         factor = float(found.values.get("band", factor))
+    kernel_s = floor + body
+    beyond = measured_beyond(x, direction, kernel_s, found, machine, dtype)
+    kernel_s = kernel_s * beyond.factor
     return Convolved(
-        seconds=floor + body + layout,
+        seconds=kernel_s + layout,
         names=names,
         layout=layout,
         floor=floor,
-        factor=factor,
+        beyond=beyond.factor,
+        factor=beyond.band(np.where(x.flops > BIG, 0, 1), factor),
         found=found,
     )
+
+
+def measured_beyond(
+    x: Images, direction: str, seconds: Array, found: Constants, machine: Machine, dtype: str
+) -> Beyond:
+    """Returns what a table of measurements says of kernels beyond `seconds`."""
+    residual = residual_of("conv", found, machine.device, dtype)
+    if residual is None:
+        return nothing_beyond(seconds)
+    features = convolution_features(x, direction, seconds, machine.device.sm_count)
+    sizes = {name: getattr(x, name) for name in residual.bounds}
+    return residual.beyond(features, sizes)
 
 
 def _price(
@@ -212,12 +236,12 @@ def _price(
         Answer(
             value_s=float(times.seconds[i]),
             latency_s=times.floor,
-            factor=times.factor,
+            factor=float(times.factor[i]),
             kernels=3.0 if times.layout[i] > 0.0 else 1.0,
             family="conv",
             provenance=times.found.provenance,
             formula=f"conv2d {times.names[i]}: {flops[i] / 1e9:.3g} GFLOP "
-            f"at {share[i]:.2f} of the peak",
+            f"at {share[i]:.2f} of the peak{said(float(times.beyond[i]))}",
         )
         for i in range(len(events))
     ]

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.cost.compute.convolution_kernels import Images
+
 Array = NDArray[np.float64]
 #: Tiles whose waves a product is asked for.
 TILES = ((128.0, 128.0), (256.0, 128.0), (128.0, 256.0), (64.0, 128.0))
@@ -30,6 +32,52 @@ def gemm_features(columns: Mapping[str, Array], seconds: Array, sms: int) -> Arr
         rows += [np.log2(waves), waves / np.ceil(waves) * m * n / (down * tm * across * tn)]
     rows += [_divisor(n), _divisor(k)]
     return np.stack(rows)
+
+
+def expert_features(columns: Mapping[str, Array], sms: int) -> Array:
+    """Returns the features of grouped GEMMs given by the columns of moe.py."""
+    active, rows = columns["active"], columns["rows"]
+    each = np.maximum(1.0, rows / active)
+    width = columns["ffn"] / columns["tp"]
+    names = ("tokens", "topk", "hidden", "experts", "ep", "tp")
+    table = [np.log2(columns[name]) for name in names]
+    table += [np.log2(x) for x in (width, active, rows, each)]
+    table += [columns["distribution"], columns["gated"], np.log2(rows * columns["hidden"] * width)]
+    for tile in (16.0, 64.0, 128.0):
+        down = np.ceil(each / tile)
+        waves = active * down * np.ceil(width / 128.0) / sms
+        table += [np.log2(waves), waves / np.ceil(waves), each / (down * tile)]
+    return np.stack(table)
+
+
+def attention_features(shape: Mapping[str, Array], seconds: Array, sms: int) -> Array:
+    """Returns the features of fused attention whose formula gives `seconds`."""
+    names = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v")
+    table = [np.log2(shape[name]) for name in names]
+    heads = shape["batch"] * shape["heads"]
+    table += [np.log2(1.0 + shape["window"]), np.log2(seconds), np.log2(heads)]
+    table += [np.log2(shape["heads"] / shape["kv_heads"])]
+    for tile in (64.0, 128.0, 256.0):
+        waves = heads * np.ceil(shape["seq_q"] / tile) / sms
+        table += [np.log2(waves), waves / np.ceil(waves)]
+    return np.stack(table)
+
+
+#: Number of a direction of a convolution among its features.
+DIRECTIONS = ("forward", "backward_input", "backward_weight")
+
+
+def convolution_features(x: Images, direction: str, seconds: Array, sms: int) -> Array:
+    """Returns the features of convolutions whose formula gives `seconds`."""
+    pixels, depth = x.n * x.oh * x.ow, x.c * x.r * x.s
+    sizes = (x.n, x.c, x.h, x.k, x.r, x.s, x.stride, x.oh, pixels, depth, x.flops, seconds)
+    table = [np.log2(size) for size in sizes]
+    table += [np.full(seconds.shape, float(DIRECTIONS.index(direction)))]
+    for tile in (64.0, 128.0):
+        waves = np.ceil(pixels / tile) * np.ceil(x.k / tile) / sms
+        table += [np.log2(waves), waves / np.ceil(waves)]
+    table += [_divisor(x.c), _divisor(x.k)]
+    return np.stack(table)
 
 
 def _divisor(size: Array) -> Array:

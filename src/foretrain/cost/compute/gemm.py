@@ -21,7 +21,7 @@ from foretrain.cost.calibration import Constants, find, load
 from foretrain.cost.compute.features import gemm_features
 from foretrain.cost.compute.gemm_tiles import GemmTimes, Rates, gemm_seconds
 from foretrain.cost.machine import Machine
-from foretrain.cost.residual import residual_of, said
+from foretrain.cost.residual import Beyond, nothing_beyond, residual_of, said
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
@@ -86,8 +86,9 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     columns = _columns(events, dtype)
     loss = alignment_loss(columns, dtype, kernel_dtype)
     times = column_seconds(columns, loss, dtype, machine, found.values)
-    seconds, beyond = measured_beyond(columns, loss, times.seconds, found, machine, kernel_dtype)
-    factor = bands(found, columns)
+    beyond = measured_beyond(columns, loss, times.seconds, found, machine, kernel_dtype)
+    seconds = times.seconds * beyond.factor
+    factor = bands(found, columns, beyond)
     factor = factor * np.where([e.direction == "forward" for e in events], 1.0, 1.05)
     units = str(found.values.get("units", kernel_dtype))
     peak, t0 = machine.peak(units), float(found.values["t0_us"]) * 1e-6
@@ -105,7 +106,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
             kernels=1.0,
             family="gemm",
             provenance=provenance,
-            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]] + said(beyond[i]),
+            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]] + said(beyond.factor[i]),
         )
         for i in range(len(events))
     ]
@@ -169,20 +170,13 @@ def measured_beyond(
     found: Constants,
     machine: Machine,
     dtype: str,
-) -> tuple[Array, Array]:
-    """Returns the seconds after the residual of the entry, and its factor (1 where it has none)."""
-    none = np.ones(seconds.shape)
+) -> Beyond:
+    """Returns what a table of measurements says of products beyond the formula's `seconds`."""
     residual = residual_of("gemm", found, machine.device, dtype)
     if residual is None:
-        return seconds, none
-    inside = residual.holds(columns)
-    if residual.values["aligned"]:
-        inside &= loss == 1.0
-    if not inside.any():
-        return seconds, none
-    factor = np.exp(residual.trees(gemm_features(columns, seconds, machine.device.sm_count)))
-    factor = np.where(inside, factor, 1.0)
-    return seconds * factor, factor
+        return nothing_beyond(seconds)
+    features = gemm_features(columns, seconds, machine.device.sm_count)
+    return residual.beyond(features, {**columns, "loss": loss})
 
 
 def dtype_of(dtype: str, machine: Machine) -> str:
@@ -211,8 +205,8 @@ def alignment_loss(columns: Mapping[str, Array], dtype: str, kernel_dtype: str) 
     return np.where(odd, rules["odd_penalty"], np.where(loose, rules["align_penalty"], 1.0))
 
 
-def bands(found: Constants, columns: Mapping[str, Array]) -> Array:
-    """Returns the interval factor of each: by the entry's own `band`, else by intervals.toml.
+def bands(found: Constants, columns: Mapping[str, Array], beyond: Beyond) -> Array:
+    """Returns the interval factor of each: its residual's, the entry's, or by intervals.toml.
 
     The classes are m, n, k from 1024 on; m from 128 on; the rest.
     """
@@ -223,7 +217,8 @@ def bands(found: Constants, columns: Mapping[str, Array]) -> Array:
         wide = small = width(found.row, "gemm_small")
     m, n, k = (columns[x] for x in "mnk")
     is_big = (m >= _BIG) & (n >= _BIG) & (k >= _BIG)
-    return np.where(is_big, big, np.where(m >= _WIDE, wide, small))
+    which = np.where(is_big, 0, np.where(m >= _WIDE, 1, 2))
+    return beyond.band(which, np.array([big, wide, small])[which])
 
 
 def _warm_bytes(activation: Array, machine: Machine, rules: Mapping[str, float]) -> Array:

@@ -27,10 +27,12 @@ from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, find, load
+from foretrain.cost.compute.features import expert_features
 from foretrain.cost.compute.gemm import dtype_of, price_by_dtype
 from foretrain.cost.compute.gemm_tiles import Rates, gemm_seconds
 from foretrain.cost.compute.routing import busiest_ranks
 from foretrain.cost.machine import Machine
+from foretrain.cost.residual import Beyond, nothing_beyond, residual_of, said
 from foretrain.errors import InternalError
 from foretrain.program import ComputeEvent
 from foretrain.units import dtype_bytes
@@ -41,6 +43,8 @@ SHAPE = {
     "tokens": 1.0, "hidden": 1.0, "ffn": 1.0, "experts": 1.0, "topk": 1.0, "ep": 1.0, "tp": 1.0,
     "gated": 1.0, "distribution": 0.0, "load": 1.0, "permute": 0.0,
 }  # fmt: skip
+#: Tokens from which experts have many rows: size class 0, else 1.
+MANY = 1024.0
 #: What the tile model wants beside the constants of an entry: no split of K, a usual clock.
 _TILE = {
     "form": "tile",
@@ -132,11 +136,23 @@ def column_seconds(
     return floor * 1e-6 + total + gather
 
 
-def band(found: Constants) -> float:
-    """Returns the interval factor: the entry's own on its own device, else by intervals.toml."""
+def measured_beyond(
+    columns: Mapping[str, Array], found: Constants, machine: Machine, dtype: str
+) -> Beyond:
+    """Returns what a table of measurements says of experts beyond `column_seconds`."""
+    residual = residual_of("moe", found, machine.device, dtype)
+    if residual is None:
+        return nothing_beyond(columns["rows"])
+    return residual.beyond(expert_features(columns, machine.device.sm_count), columns)
+
+
+def bands(found: Constants, columns: Mapping[str, Array], beyond: Beyond) -> Array:
+    """Returns the interval factors: its residual's, the entry's own, or by intervals.toml."""
     if found.row in ("measured", "fitted") and "band" in found.values:
-        return float(found.values["band"])
-    return width(found.row, "moe")
+        own = float(found.values["band"])
+    else:
+        own = width(found.row, "moe")
+    return beyond.band(np.where(columns["tokens"] >= MANY, 0, 1), own)
 
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
@@ -152,9 +168,10 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     kernel_dtype = dtype_of(dtype, machine)
     found = constants_for(machine, kernel_dtype)
     columns = columns_of([dict(event.shape) for event in events])
-    seconds = column_seconds(columns, dtype, machine, found.values)
+    beyond = measured_beyond(columns, found, machine, kernel_dtype)
+    seconds = beyond.factor * column_seconds(columns, dtype, machine, found.values)
     t0 = found.number("t0_us") * 1e-6
-    factor = band(found)
+    factor = bands(found, columns, beyond)
     provenance = found.provenance if kernel_dtype == dtype else "guess"
     answers: list[Answer] = []
     for i, event in enumerate(events):
@@ -164,7 +181,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
             Answer(
                 value_s=passes * float(seconds[i]),
                 latency_s=passes * min(t0, float(seconds[i])),
-                factor=factor,
+                factor=float(factor[i]),
                 kernels=2.0 * passes,
                 family="moe",
                 provenance=provenance,
@@ -172,6 +189,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
                     f"grouped GEMM: {rows:.0f} rows of {active:.0f} experts in tiles, "
                     f"e_c {found.number('e_c'):g}, k0 {found.number('k0'):g}, "
                     f"e_b {found.number('e_b'):g}, t0 {t0 * 1e6:g} us"
+                    f"{said(float(beyond.factor[i]))}"
                 ),
             )
         )
