@@ -63,11 +63,15 @@ def main(tables: Path, *, write: bool, only: str) -> None:
             continue
         counts = group["stack"].value_counts()
         kernels = [name for name in sorted(counts.index) if counts[name] >= LEAST]
-        default = next(name for name in USUAL if name in kernels)
+        default = next(name for name in USUAL if any(k.startswith(name) for k in kernels))
+        newest = {kernel.partition("@")[0]: kernel for kernel in kernels}  # in order of versions
         for kernel in kernels:
             text = fit_kernel(group[group["stack"] == kernel], device, dtype, kernel, rng)
-            named.append(text.replace("\n", f'\nkernels = ["{kernel.lower()}"]\n', 1))
-            if kernel == default:
+            bare = kernel.partition("@")[0]
+            names = dict.fromkeys([kernel, *([bare] if newest[bare] == kernel else [])])
+            words = ", ".join(f'"{name.lower()}"' for name in names)
+            named.append(text.replace("\n", f"\nkernels = [{words}]\n", 1))
+            if kernel == newest.get(default):
                 usual.append(text)
     if write:
         head = (

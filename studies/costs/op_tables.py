@@ -101,11 +101,22 @@ def aic_moe(folder: Path) -> pd.DataFrame:
     frame = frame.assign(
         device=frame.system.map(AIC),
         dtype=frame.moe_dtype.map(DTYPES),
-        stack=frame.kernel_source,
+        stack=versioned(frame),
         gated=(~frame.kernel_source.str.contains("nongated")).astype(int),
     )
     frame = finish(frame, "aic_moe", "moe_gemm", 1e3 * frame.latency_ms, launch_included=False)
     return frame.assign(**{"pass": "forward"})
+
+
+def versioned(frame: pd.DataFrame) -> pd.Series:
+    """Returns the kernel names, with @version where a device and format has several of them.
+
+    CUTLASS and Triton experts of H100 were measured with two releases each, which differ by a half.
+    """
+    name, version = frame.kernel_source.astype(str), frame.fw_version.astype(str)
+    keys = [frame.system.astype(str), frame.moe_dtype.astype(str), name]
+    several = version.groupby(keys).transform("nunique") > 1
+    return name.where(~several, name + "@" + version)
 
 
 def xla_gemm(folder: Path) -> pd.DataFrame:

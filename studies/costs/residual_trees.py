@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
 TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
-LEAST_ROWS, LEAST_SHAPES = 100, 6
+LEAST_ROWS, LEAST_SHAPES = 60, 6
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's.
 WORTH = 0.95
 
