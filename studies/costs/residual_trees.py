@@ -1,4 +1,4 @@
-"""Fits the trees of residuals, decides whether they are worth shipping, and writes the two files."""
+"""Fits the trees of residuals, decides whether they are worth shipping, and writes the files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ WORTH = 0.95
 class Table:
     """Measured operators that one entry of the calibration prices.
 
-    `shape`: the name of the whole shape pair of each row, which is left out as one. `classes`: 0 for
-    the rows of the issue's lines (big), then others, with a band each. `sizes`: columns that bound
-    where the residual acts.
+    `shape`: the name of the whole shape pair of each row, which is left out as one. `classes`: the
+    size class that decides the band, 0 for big ones. `sizes`: columns that bound where the residual
+    acts.
     """
 
     name: str
@@ -45,14 +45,15 @@ class Table:
     left_out: np.ndarray
     classes: np.ndarray
     sizes: dict[str, np.ndarray]
+    case: str = ""
 
 
 @dataclass
 class Shipped:
-    """A table's trees and what residuals.toml says of them."""
+    """A table's trees and what residuals.json says of them."""
 
     trees: Trees
-    lines: list[str]
+    entry: dict[str, object]
 
 
 def grow(features: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Trees:
@@ -138,20 +139,19 @@ def fit(table: Table) -> Shipped | None:
         name: [float(column[used].min()), float(column[used].max())]
         for name, column in table.sizes.items()
     }
-    lines = [
-        "[[entry]]",
-        f'name = "{table.name}"',
-        f'family = "{table.family}"',
-        f'key = "{table.key}"',
-        f"dtypes = {_list(table.dtypes)}",
-        f"sms = {table.sms}",
-        "bounds = {" + ", ".join(f"{n} = {b}" for n, b in bounds.items()) + "}",
-        f"band = {bands}",
-        'mark = "fitted"',
-        f'source = "{table.source}; left out: {words}"',
-        "",
-    ]
-    return Shipped(trees=trees, lines=lines)
+    entry: dict[str, object] = {
+        "name": table.name,
+        "family": table.family,
+        "key": table.key,
+        "case": table.case,
+        "dtypes": list(table.dtypes),
+        "sms": table.sms,
+        "bounds": bounds,
+        "band": bands,
+        "mark": "fitted",
+        "source": f"{table.source}; left out: {words}",
+    }
+    return Shipped(trees=trees, entry=entry)
 
 
 def _words(table: Table, target: np.ndarray, said: np.ndarray) -> str:
@@ -169,25 +169,14 @@ def _band(size: np.ndarray) -> float:
     return round(float(np.exp(np.quantile(size, 0.9))), 3) if len(size) > 20 else 0.0
 
 
-def _list(words: tuple[str, ...]) -> str:
-    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
-
-
 def save(shipped: list[Shipped]) -> None:
-    """Writes residuals.toml and residuals.npz."""
-    head = (
-        "# What tables of measurements say beyond the formulas, written by\n"
-        "# studies/costs/residuals.py: change that script, not this file. The trees are in\n"
-        "# residuals.npz in the same order. Keys: see src/foretrain/cost/residual.py; band: 90 %\n"
-        "# factors of shapes left out in turn, by size class; source: errors of the formula and\n"
-        "# with the trees, of shapes that took no part in either.\n\n"
-    )
-    text = head + "\n".join(line for part in shipped for line in part.lines)
-    (OUT / "residuals.toml").write_text(text, encoding="utf-8")
-    trees = [part.trees for part in shipped]
-    np.savez_compressed(
-        OUT / "residuals.npz",
-        feature=np.stack([t.feature for t in trees]).astype(np.uint8),
-        threshold=np.stack([t.threshold for t in trees]).astype(np.float32),
-        leaf=np.stack([np.round(t.leaf / LEAF) for t in trees]).astype(np.int16),
-    )
+    """Writes residuals.json, an entry per line, and residuals.npz, an array per entry and part."""
+    lines = ",\n".join(json.dumps(part.entry) for part in shipped)
+    (OUT / "residuals.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    arrays: dict[str, np.ndarray] = {}
+    for part in shipped:
+        name, trees = part.entry["name"], part.trees
+        arrays[f"{name}/feature"] = trees.feature.astype(np.uint8)
+        arrays[f"{name}/threshold"] = trees.threshold.astype(np.float32)
+        arrays[f"{name}/leaf"] = np.round(trees.leaf / LEAF).astype(np.int16)
+    np.savez_compressed(OUT / "residuals.npz", **arrays)

@@ -1,11 +1,11 @@
-"""Fits residuals.toml and residuals.npz of catalog/calibration, and says what they gain.
+"""Fits residuals.json and residuals.npz of catalog/calibration, and says what they gain.
 
     python studies/costs/residuals.py DATA TABLES [--write] [--only PATTERN]
 
-DATA is the folder of measurements, TABLES holds what op_tables.py writes. Runs after the scripts that fit the
-formulas (gemm.py, moe.py, attention.py, convolution.py): a residual belongs to the constants of one
-entry. The rows that are left out are those of these scripts; of the others every fifth of the
-shapes is left out in turn, to decide whether trees are worth it and for the bands.
+DATA is the folder of measurements, TABLES holds what op_tables.py writes. Runs after the scripts
+that fit the formulas (gemm.py, moe.py, attention.py, convolution.py): a residual belongs to the
+constants of one entry. The rows that are left out are those of these scripts; of the others every
+fifth of the shapes is left out in turn, to decide whether trees are worth it and for the bands.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from foretrain.cost.residual import key_of
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
 
+#: Sizes of a convolution that bound where its residual acts.
+SIZES = ("n", "c", "h", "k", "r", "s", "stride", "groups")
+
 
 def gemm_tables(tables: Path) -> Iterator[Table]:
     """Yields GEMMs: of every named kernel, and of all kernels of a device together."""
@@ -72,7 +75,7 @@ def gemm_table(frame: pd.DataFrame, device: str, dtype: str, kernel: str) -> Ite
         sms=machine.device.sm_count,
         dtypes=tuple(d for d in found.values["dtypes"] if not half or d in ("bf16", "fp16")),
         source=gemm_study.sources(frame),
-        features=gemm_features(rows.columns, seconds, machine.device.sm_count)[:, known],
+        features=gemm_features(rows.columns, machine.device.sm_count)[:, known],
         predicted=seconds[known],
         measured=rows.measured[known],
         shape=(frame.n.astype(str) + "x" + frame.k.astype(str)).to_numpy(str)[known],
@@ -146,11 +149,12 @@ def attention_table(
     yield Table(
         name=f"attention {device} {kernel} {case}",
         family="attention",
-        key=key_of(found.values, case),
+        key=key_of(found.values),
+        case=case,
         sms=machine.device.sm_count,
         dtypes=("bf16", "fp16") if dtype == "bf16" else ("fp8",),
         source=source,
-        features=attention_features(shape, predicted, machine.device.sm_count),
+        features=attention_features(shape, machine.device.sm_count),
         predicted=predicted,
         measured=rows.latency_ms.to_numpy(float) * 1e-3,
         shape=rows["key"].to_numpy(str),
@@ -169,9 +173,7 @@ def convolution_tables(data: Path) -> Iterator[Table]:
         yield from convolution_table(here, device, kind, kernels[0] if kernels else "")
 
 
-def convolution_table(
-    rows: pd.DataFrame, device: str, kind: str, kernel: str
-) -> Iterator[Table]:
+def convolution_table(rows: pd.DataFrame, device: str, kind: str, kernel: str) -> Iterator[Table]:
     """Yields the convolutions of one device, kind of units and library."""
     stack = replace(load_stack("pytorch-eager"), gemm_kernel=kernel.replace("*", ""))
     machine = Machine(device=find_device(device), stack=stack, warm=False)
@@ -186,11 +188,11 @@ def convolution_table(
         called = part.launch.to_numpy(float)  # a launch of the host, one after the other
         measured = part.ms.to_numpy(float) * 1e-3
         parts.append({
-            "features": convolution_features(images, str(way), seconds, machine.device.sm_count).T,
+            "features": convolution_features(images, str(way), machine.device.sm_count).T,
             "predicted": seconds, "measured": measured - called * gemm_study.CALL_US * 1e-6,
             "known": (called == 0) | (measured > gemm_study.HOST_US * 1e-6),
             "shape": part.key.to_numpy(str), "big": images.flops > convolution.BIG,
-            **{f"size {n}": getattr(images, n) for n in ("n", "c", "h", "k", "r", "s", "stride", "groups")},
+            **{f"size {n}": getattr(images, n) for n in SIZES},
         })  # fmt: skip
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     known = columns["known"]
@@ -215,14 +217,14 @@ def convolution_table(
 def main(data: Path, tables: Path, *, write: bool, only: str) -> None:
     """Fits the residual of every table, and writes those that are worth it when asked."""
     shipped: list[Shipped] = []
-    keys: set[str] = set()
+    keys: set[tuple[str, str]] = set()
     every = (
         gemm_tables(tables), expert_tables(tables), attention_tables(data), convolution_tables(data)
     )  # fmt: skip
     for table in chain(*every):
-        if not fnmatchcase(table.name, only) or table.key in keys:
+        if not fnmatchcase(table.name, only) or (table.key, table.case) in keys:
             continue
-        keys.add(table.key)
+        keys.add((table.key, table.case))
         found = fit(table)
         shipped += [found] if found else []
     if write:

@@ -126,7 +126,7 @@ def _gemm(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
     }
     loss = gemm.alignment_loss(table, dtype, kernel_dtype)
     seconds = gemm.column_seconds(table, loss, dtype, machine, found.values).seconds
-    beyond = gemm.measured_beyond(table, loss, seconds, found, machine, kernel_dtype)
+    beyond = gemm.measured_beyond(table, loss, found, machine, kernel_dtype)
     seconds = seconds * beyond.factor
     factor = gemm.bands(found, table, beyond) * (1.0 if ops.direction == "forward" else 1.05)
     return _times(seconds, factor, found.provenance if kernel_dtype == dtype else "guess")

@@ -10,23 +10,26 @@ Every tree asks the same few questions of all shapes (oblivious trees), so that 
 comparison of arrays. A residual belongs to one entry of the calibration (`key_of`), acts only
 within the sizes that its table holds and on devices with the same number of SMs, and is shipped
 only where it lowers the error of shapes that did not take part (studies/costs/residuals.py).
-Data: catalog/calibration/residuals.toml (what, from where, how good) and residuals.npz (trees).
+Data: catalog/calibration/residuals.json (what, from where, how good) and residuals.npz (trees).
 """
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from foretrain.cost.calibration import Constants, load
+from foretrain.cost.calibration import Constants
 from foretrain.errors import FileFormatError, Problem
 from foretrain.hardware.device import Device
 
@@ -54,11 +57,12 @@ class Trees:
         """Returns the sum of leaves for each column of `features` (features, rows)."""
         depth, count = self.feature.shape
         table = np.asarray(features, dtype=np.float32)
-        flat, base = self.leaf.reshape(-1), (np.arange(count) << depth)[:, None]
+        flat = self.leaf.reshape(-1)
+        base: NDArray[np.intp] = (np.arange(count, dtype=np.intp) << depth)[:, None]
         total = np.empty(table.shape[1])
         for start in range(0, len(total), _BLOCK):
             part = table[:, start : start + _BLOCK]
-            where = np.broadcast_to(base, (count, part.shape[1])).copy()
+            where = np.repeat(base, part.shape[1], axis=1)
             for bit in range(depth):
                 yes = part[self.feature[bit]] > self.threshold[bit][:, None]
                 where += yes.astype(np.intp) << bit
@@ -68,9 +72,9 @@ class Trees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beyond:
-    """Measured over predicted time of operators: `factor`, 1 where it is not known (`inside`).
+    """Measured over predicted time of operators: `factor`, 1 where it is not known.
 
-    `bands`: interval factors by size class of the family.
+    `bands`: interval factors by size class of the family, which hold where `inside` is set.
     """
 
     factor: Array
@@ -93,33 +97,36 @@ def nothing_beyond(like: Array) -> Beyond:
 class Residual:
     """The trees of one entry.
 
-    `bounds`: sizes -> the least and the largest that the table holds. `sms`: of its device.
-    `values`: all that residuals.toml says.
+    `bounds`: sizes -> the least and the largest that the table holds. `sms` and `dtypes`: of the
+    table. `bands`: interval factors by size class; None: those of the entry hold.
     """
 
     trees: Trees
     bounds: Mapping[str, tuple[float, float]]
     sms: int
-    values: Mapping[str, Any]
+    dtypes: tuple[str, ...]
+    bands: Array | None
 
     def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
         """Returns what is known of operators of these sizes."""
-        inside = self.holds(sizes)
-        factor = np.where(inside, np.exp(self.trees(features)), 1.0)
-        return Beyond(factor=factor, inside=inside, bands=np.array(self.values["band"]))
-
-    def holds(self, sizes: Mapping[str, Array]) -> NDArray[np.bool_]:
-        """Returns where all sizes lie within those of the table."""
-        inside = np.ones(next(iter(sizes.values())).shape, dtype=bool)
+        inside = np.ones(features.shape[1], dtype=bool)
         for name, (low, high) in self.bounds.items():
             inside &= (sizes[name] >= low) & (sizes[name] <= high)
-        return inside
+        factor = np.where(inside, np.exp(self.trees(features)), 1.0)
+        if self.bands is None:
+            return Beyond(factor=factor, inside=np.zeros_like(inside), bands=np.ones(3))
+        return Beyond(factor=factor, inside=inside, bands=self.bands)
 
 
-def key_of(constants: Mapping[str, Any], case: str = "") -> str:
-    """Returns the name of an entry's constants, which changes with any of them."""
+def key_of(constants: Mapping[str, Any]) -> str:
+    """Returns the name of an entry's constants, which changes with any of them.
+
+    An entry of `calibrate ops` keeps the residual of the entry that it started from.
+    """
+    if "calibrated" in constants:
+        return str(constants.get("residual", ""))
     items = sorted((k, v) for k, v in constants.items() if k not in _WORDS)
-    return f"{zlib.crc32(repr((items, case)).encode()):08x}"
+    return f"{zlib.crc32(repr(items).encode()):08x}"
 
 
 def residual_of(
@@ -134,15 +141,17 @@ def residual_of(
         dtype: must be one of the table's.
         case: which constants of the entry, where it has several.
     """
-    if found.row not in ("measured", "fitted") or "calibrated" in found.values:
+    if found.row not in ("measured", "fitted"):
         return None
-    shipped = _shipped(family)
-    if not shipped:
+    residual = _shipped(family, key_of(found.values), case)
+    if residual is None or residual.sms != device.sm_count or dtype not in residual.dtypes:
         return None
-    residual = shipped.get(key_of(found.values, case))
-    if residual is None or residual.sms != device.sm_count:
-        return None
-    return residual if dtype in residual.values["dtypes"] else None
+    return replace(residual, bands=None) if "calibrated" in found.values else residual
+
+
+def has_residual(key: str) -> bool:
+    """Returns whether the entry of that key (`key_of`) has a residual, in any of its cases."""
+    return any(key == known for _, known, _ in _index())
 
 
 def said(factor: float) -> str:
@@ -151,25 +160,51 @@ def said(factor: float) -> str:
 
 
 @cache
-def _shipped(family: str) -> Mapping[str, Residual]:
-    entries: Sequence[Mapping[str, Any]] = load("residuals")["entry"]
-    path = files("foretrain.catalog").joinpath("calibration", "residuals.npz")
+def _index() -> Mapping[tuple[str, str, str], Mapping[str, Any]]:
+    """Returns what residuals.json says, by family, key and case."""
     try:
-        with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            feature, threshold, leaf = (arrays[n] for n in ("feature", "threshold", "leaf"))
-    except (OSError, ValueError, KeyError) as error:
-        raise FileFormatError(Problem(what=str(error), where="calibration/residuals.npz")) from error
-    return {
-        entry["key"]: Residual(
-            trees=Trees(
-                feature=feature[i].astype(np.intp),
-                threshold=threshold[i],
-                leaf=leaf[i].astype(np.float32) * np.float32(LEAF),
-            ),
-            bounds={name: (low, high) for name, (low, high) in entry["bounds"].items()},
-            sms=int(entry["sms"]),
-            values=entry,
+        entries: list[dict[str, Any]] = json.loads(_file("residuals.json").decode("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(Problem(what=str(error), where=_place("json"))) from error
+    return {(e["family"], e["key"], e["case"]): e for e in entries}
+
+
+@cache
+def _arrays() -> NpzFile:
+    """Returns the arrays of residuals.npz, each of which is read when it is asked for."""
+    try:
+        return np.load(BytesIO(_file("residuals.npz")), allow_pickle=False)
+    except (OSError, ValueError, BadZipFile) as error:
+        raise FileFormatError(Problem(what=str(error), where=_place("npz"))) from error
+
+
+def _file(name: str) -> bytes:
+    return files("foretrain.catalog").joinpath("calibration", name).read_bytes()
+
+
+def _place(ending: str) -> str:
+    return f"calibration/residuals.{ending}"
+
+
+@cache
+def _shipped(family: str, key: str, case: str) -> Residual | None:
+    entry = _index().get((family, key, case))
+    if entry is None:
+        return None
+    try:
+        feature, threshold, leaf = (
+            _arrays()[f"{entry['name']}/{part}"] for part in ("feature", "threshold", "leaf")
         )
-        for i, entry in enumerate(entries)
-        if entry["family"] == family
-    }
+    except (KeyError, ValueError, BadZipFile) as error:
+        raise FileFormatError(Problem(what=str(error), where=_place("npz"))) from error
+    return Residual(
+        trees=Trees(
+            feature=feature.astype(np.intp),
+            threshold=threshold,
+            leaf=leaf.astype(np.float32) * np.float32(LEAF),
+        ),
+        bounds={name: (low, high) for name, (low, high) in entry["bounds"].items()},
+        sms=int(entry["sms"]),
+        dtypes=tuple(entry["dtypes"]),
+        bands=np.array(entry["band"]),
+    )

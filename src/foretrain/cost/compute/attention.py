@@ -252,7 +252,7 @@ def column_times(
         kernel = kernel_for(case, head, machine)
         own = {name: column[where] for name, column in shape.items()}
         seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
-        beyond = measured_beyond(own, seconds, kernel, machine, case, dtype)
+        beyond = measured_beyond(own, kernel, machine, case, dtype)
         seconds, factor = seconds * beyond.factor, beyond.band(1 - _long(own), factor)
         efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
         text = (
@@ -274,20 +274,15 @@ def column_times(
 
 
 def measured_beyond(
-    shape: Mapping[str, Array],
-    seconds: Array,
-    kernel: Kernel,
-    machine: Machine,
-    case: str,
-    dtype: str,
+    shape: Mapping[str, Array], kernel: Kernel, machine: Machine, case: str, dtype: str
 ) -> Beyond:
-    """Returns what a table of measurements says of a measured case beyond `seconds`."""
+    """Returns what a table of measurements says of a measured case beyond `case_seconds`."""
     residual = None
     if kernel.ratio == 1.0 and kernel.own:
         residual = residual_of("attention", kernel.found, machine.device, dtype, case)
     if residual is None:
-        return nothing_beyond(seconds)
-    features = attention_features(shape, seconds, machine.device.sm_count)
+        return nothing_beyond(shape["batch"])
+    features = attention_features(shape, machine.device.sm_count)
     return residual.beyond(features, shape)
 
 

@@ -200,7 +200,7 @@ def column_times(x: Images, dtype: str, direction: str, machine: Machine) -> Con
     if found.row in ("measured", "fitted"):  # of rows left out of the fit
         factor = float(found.values.get("band", factor))
     kernel_s = floor + body
-    beyond = measured_beyond(x, direction, kernel_s, found, machine, dtype)
+    beyond = measured_beyond(x, direction, found, machine, dtype)
     kernel_s = kernel_s * beyond.factor
     return Convolved(
         seconds=kernel_s + layout,
@@ -214,13 +214,13 @@ def column_times(x: Images, dtype: str, direction: str, machine: Machine) -> Con
 
 
 def measured_beyond(
-    x: Images, direction: str, seconds: Array, found: Constants, machine: Machine, dtype: str
+    x: Images, direction: str, found: Constants, machine: Machine, dtype: str
 ) -> Beyond:
-    """Returns what a table of measurements says of kernels beyond `seconds`."""
+    """Returns what a table of measurements says of kernels beyond `conv_seconds`."""
     residual = residual_of("conv", found, machine.device, dtype)
     if residual is None:
-        return nothing_beyond(seconds)
-    features = convolution_features(x, direction, seconds, machine.device.sm_count)
+        return nothing_beyond(x.n)
+    features = convolution_features(x, direction, machine.device.sm_count)
     sizes = {name: getattr(x, name) for name in residual.bounds}
     return residual.beyond(features, sizes)
 

@@ -1,4 +1,4 @@
-"""What residuals (residual.py) ask of an operator: its sizes, how it fills the device, the formula.
+"""What residuals (residual.py) ask of an operator: its sizes, how it fills the device.
 
 Each function returns a table (features, rows). Order and meaning belong to the shipped trees: a
 change here needs a new fit (studies/costs/residuals.py).
@@ -20,12 +20,12 @@ TILES = ((128.0, 128.0), (256.0, 128.0), (128.0, 256.0), (64.0, 128.0))
 _DIVISOR = 256
 
 
-def gemm_features(columns: Mapping[str, Array], seconds: Array, sms: int) -> Array:
-    """Returns the features of products b m n k whose formula gives `seconds`."""
+def gemm_features(columns: Mapping[str, Array], sms: int) -> Array:
+    """Returns the features of products b m n k on a device of `sms` SMs."""
     b, m, n, k = (columns[name] for name in "bmnk")
     logs = [np.log2(x) for x in (b, m, n, k)]
     work = logs[0] + logs[1] + logs[2] + logs[3]
-    rows = [*logs, work, work - logs[0] - np.log2(m * n + n * k + k * m), np.log2(seconds)]
+    rows = [*logs, work, work - logs[0] - np.log2(m * n + n * k + k * m)]
     for tm, tn in TILES:
         down, across = np.ceil(m / tm), np.ceil(n / tn)
         waves = b * down * across / sms
@@ -50,12 +50,12 @@ def expert_features(columns: Mapping[str, Array], sms: int) -> Array:
     return np.stack(table)
 
 
-def attention_features(shape: Mapping[str, Array], seconds: Array, sms: int) -> Array:
-    """Returns the features of fused attention whose formula gives `seconds`."""
+def attention_features(shape: Mapping[str, Array], sms: int) -> Array:
+    """Returns the features of fused attention."""
     names = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v")
     table = [np.log2(shape[name]) for name in names]
     heads = shape["batch"] * shape["heads"]
-    table += [np.log2(1.0 + shape["window"]), np.log2(seconds), np.log2(heads)]
+    table += [np.log2(1.0 + shape["window"]), np.log2(heads)]
     table += [np.log2(shape["heads"] / shape["kv_heads"])]
     for tile in (64.0, 128.0, 256.0):
         waves = heads * np.ceil(shape["seq_q"] / tile) / sms
@@ -67,12 +67,12 @@ def attention_features(shape: Mapping[str, Array], seconds: Array, sms: int) -> 
 DIRECTIONS = ("forward", "backward_input", "backward_weight")
 
 
-def convolution_features(x: Images, direction: str, seconds: Array, sms: int) -> Array:
-    """Returns the features of convolutions whose formula gives `seconds`."""
+def convolution_features(x: Images, direction: str, sms: int) -> Array:
+    """Returns the features of convolutions of one direction."""
     pixels, depth = x.n * x.oh * x.ow, x.c * x.r * x.s
-    sizes = (x.n, x.c, x.h, x.k, x.r, x.s, x.stride, x.oh, pixels, depth, x.flops, seconds)
+    sizes = (x.n, x.c, x.h, x.k, x.r, x.s, x.stride, x.oh, pixels, depth, x.flops)
     table = [np.log2(size) for size in sizes]
-    table += [np.full(seconds.shape, float(DIRECTIONS.index(direction)))]
+    table += [np.full(x.n.shape, float(DIRECTIONS.index(direction)))]
     for tile in (64.0, 128.0):
         waves = np.ceil(pixels / tile) * np.ceil(x.k / tile) / sms
         table += [np.log2(waves), waves / np.ceil(waves)]

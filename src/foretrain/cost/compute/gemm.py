@@ -86,7 +86,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     columns = _columns(events, dtype)
     loss = alignment_loss(columns, dtype, kernel_dtype)
     times = column_seconds(columns, loss, dtype, machine, found.values)
-    beyond = measured_beyond(columns, loss, times.seconds, found, machine, kernel_dtype)
+    beyond = measured_beyond(columns, loss, found, machine, kernel_dtype)
     seconds = times.seconds * beyond.factor
     factor = bands(found, columns, beyond)
     factor = factor * np.where([e.direction == "forward" for e in events], 1.0, 1.05)
@@ -106,7 +106,8 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
             kernels=1.0,
             family="gemm",
             provenance=provenance,
-            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]] + said(beyond.factor[i]),
+            formula=texts[times.tm[i], times.tn[i], times.split[i], loss[i]]
+            + said(beyond.factor[i]),
         )
         for i in range(len(events))
     ]
@@ -164,18 +165,13 @@ def column_seconds(
 
 
 def measured_beyond(
-    columns: Mapping[str, Array],
-    loss: Array,
-    seconds: Array,
-    found: Constants,
-    machine: Machine,
-    dtype: str,
+    columns: Mapping[str, Array], loss: Array, found: Constants, machine: Machine, dtype: str
 ) -> Beyond:
-    """Returns what a table of measurements says of products beyond the formula's `seconds`."""
+    """Returns what a table of measurements says of products beyond `column_seconds`."""
     residual = residual_of("gemm", found, machine.device, dtype)
     if residual is None:
-        return nothing_beyond(seconds)
-    features = gemm_features(columns, seconds, machine.device.sm_count)
+        return nothing_beyond(loss)
+    features = gemm_features(columns, machine.device.sm_count)
     return residual.beyond(features, {**columns, "loss": loss})
 
 

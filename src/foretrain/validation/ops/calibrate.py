@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from foretrain.cost.host import host_seconds
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import provider
 from foretrain.cost.operator_constants import TABLES
+from foretrain.cost.residual import has_residual, key_of
 from foretrain.errors import InputError, Problem
 from foretrain.hardware.device import Device
 from foretrain.hardware.names import find_device
@@ -183,15 +185,22 @@ def _refit(
         known = {name: replace(machine, stack=stack_of(name)[0]) for name in set(names)}
         machines = [known[name] for name in names]
     price = pricer([outcome for outcome, _ in rows], machines)
+    start = np.ones(len(widths))
+    entries = [entry]
+    if has_residual(key_of(base.values)):  # kept where the rows agree with the shipped table
+        entries.insert(0, {**entry, "residual": key_of(base.values)})
 
-    def model(factors: Array) -> Array:
-        scaled = _scaled(entry, dict(zip(widths, factors, strict=True)))
+    def model(which: Mapping[str, Any], factors: Array) -> Array:
+        scaled = _scaled(which, dict(zip(widths, factors, strict=True)))
         with constants_of_user({TABLES[kind]: [scaled]}):
             return price()
 
-    start = np.ones(len(widths))
-    factors = fit_constants(model, measured, start, np.array(list(widths.values())))
-    before, after = (np.abs(model(x) / measured - 1.0) for x in (start, factors))
+    before = np.abs(model(entries[0], start) / measured - 1.0)
+    prior = np.array(list(widths.values()))
+    fits = [(fit_constants(partial(model, e), measured, start, prior), e) for e in entries]
+    errors = [np.abs(model(e, factors) / measured - 1.0) for factors, e in fits]
+    best = min(range(len(fits)), key=lambda i: float(errors[i].mean()))
+    (factors, entry), after = fits[best], errors[best]
     final = _scaled(entry, dict(zip(widths, factors, strict=True)))
     band = float(np.exp(np.quantile(np.abs(np.log1p(after)), 0.9)))
     if kind in ("gemm", "moe_gemm", "conv2d"):
