@@ -83,8 +83,8 @@ def read_trees(model: CatBoostRegressor) -> Trees:
             feature[d, t], threshold[d, t] = split["float_feature_index"], split["border"]
         leaf[t, : len(tree["leaf_values"])] = scale * np.array(tree["leaf_values"])
     leaf[0] += bias[0] if isinstance(bias, list) else bias
-    stored = np.round(leaf / LEAF).astype(np.float32) * np.float32(LEAF)
-    return Trees(feature=feature, threshold=threshold, leaf=stored)
+    whole = np.round(leaf / LEAF).astype(np.int32)
+    return Trees(feature=feature, threshold=threshold, leaf=whole)
 
 
 def folds(shape: np.ndarray) -> np.ndarray:
@@ -178,5 +178,5 @@ def save(shipped: list[Shipped]) -> None:
         name, trees = part.entry["name"], part.trees
         arrays[f"{name}/feature"] = trees.feature.astype(np.uint8)
         arrays[f"{name}/threshold"] = trees.threshold.astype(np.float32)
-        arrays[f"{name}/leaf"] = np.round(trees.leaf / LEAF).astype(np.int16)
+        arrays[f"{name}/leaf"] = trees.leaf.astype(np.int16)
     np.savez_compressed(OUT / "residuals.npz", **arrays)

@@ -225,7 +225,8 @@ def test_a_kernel_with_one_tile_pays_for_rows_that_it_does_not_have():
 def test_a_cast_by_rows_costs_as_much_for_short_rows():
     kernel = "CutlassFP8ScaledMMLinearKernel"
     short, longer = kernel_us("h100-sxm", "fp8", kernel, (8192, 64, 64), (8192, 64, 256))
-    assert 45 < short < longer < 1.2 * short  # 60 us in the table
+    assert 45 < short < 80  # 60 us in the table
+    assert longer == pytest.approx(short, rel=0.2)
 
 
 def test_units_of_a_kernel_may_be_others_than_those_of_its_dtype():

@@ -46,12 +46,13 @@ class Trees:
     """Oblivious trees: T trees of D questions each.
 
     `feature` and `threshold` (D, T): question d of tree t asks whether that feature is larger.
-    `leaf` (T, 2**D): logarithm of a factor by the answers, the first question the lowest bit.
+    `leaf` (T, 2**D): logarithm of a factor in units of LEAF by the answers, the first question the
+    lowest bit; whole numbers, so that a sum does not depend on what else is in the table.
     """
 
     feature: NDArray[np.intp]
     threshold: NDArray[np.float32]
-    leaf: NDArray[np.float32]
+    leaf: NDArray[np.int32]
 
     def __call__(self, features: Array) -> Array:
         """Returns the sum of leaves for each column of `features` (features, rows)."""
@@ -66,7 +67,7 @@ class Trees:
             for bit in range(depth):
                 yes = part[self.feature[bit]] > self.threshold[bit][:, None]
                 where += yes.astype(np.intp) << bit
-            total[start : start + _BLOCK] = flat[where].sum(axis=0)
+            total[start : start + _BLOCK] = LEAF * flat[where].sum(axis=0)
         return total
 
 
@@ -201,7 +202,7 @@ def _shipped(family: str, key: str, case: str) -> Residual | None:
         trees=Trees(
             feature=feature.astype(np.intp),
             threshold=threshold,
-            leaf=leaf.astype(np.float32) * np.float32(LEAF),
+            leaf=leaf.astype(np.int32),
         ),
         bounds={name: (low, high) for name, (low, high) in entry["bounds"].items()},
         sms=int(entry["sms"]),

@@ -173,7 +173,8 @@ class Kernel:
     """The constants of one case and head_dim.
 
     `ratio` is the time over what they give (backward from forward, FP8 from 16 bits), and `own`
-    whether the case itself was measured.
+    whether the case itself was measured. `measured`: the case whose table they were fitted to, ""
+    where they stand in for another dtype.
     """
 
     found: Constants
@@ -182,6 +183,7 @@ class Kernel:
     bands: Mapping[str, Any]
     ratio: float
     own: bool
+    measured: str
 
 
 def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
@@ -206,13 +208,16 @@ def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
         ratio = BACKWARD_FLOPS / found.number("rho") if backward else 1.0
     if low and "_fp8" not in word:
         ratio /= float(load("attention")["rules"]["fp8_gain"])
+    own_case = not backward or word.endswith("_backward")
+    table = case if own_case else case.removesuffix("_backward")
     return Kernel(
         found=found,
         name=name,
         constants={**own, **own.get("dim", {}).get(head, {})},
         bands=own,
         ratio=ratio,
-        own=not backward or word.endswith("_backward"),
+        own=own_case,
+        measured="" if low and "_fp8" not in word else table,
     )
 
 
@@ -252,7 +257,7 @@ def column_times(
         kernel = kernel_for(case, head, machine)
         own = {name: column[where] for name, column in shape.items()}
         seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
-        beyond = measured_beyond(own, kernel, machine, case, dtype)
+        beyond = measured_beyond(own, kernel, machine, dtype)
         seconds, factor = seconds * beyond.factor, beyond.band(1 - _long(own), factor)
         efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
         text = (
@@ -274,12 +279,12 @@ def column_times(
 
 
 def measured_beyond(
-    shape: Mapping[str, Array], kernel: Kernel, machine: Machine, case: str, dtype: str
+    shape: Mapping[str, Array], kernel: Kernel, machine: Machine, dtype: str
 ) -> Beyond:
     """Returns what a table of measurements says of a measured case beyond `case_seconds`."""
     residual = None
-    if kernel.ratio == 1.0 and kernel.own:
-        residual = residual_of("attention", kernel.found, machine.device, dtype, case)
+    if kernel.measured:
+        residual = residual_of("attention", kernel.found, machine.device, dtype, kernel.measured)
     if residual is None:
         return nothing_beyond(shape["batch"])
     features = attention_features(shape, machine.device.sm_count)
