@@ -101,7 +101,9 @@ def main(folder: Path, *, leave_out: str, write: bool) -> None:
     print_bands("in sample", [(g, _ratios(g, table)) for g in groups])
 
 
-def left_out(groups: Sequence[Group], present: Mapping[str, Any], names: Sequence[str]) -> list[Item]:
+def left_out(
+    groups: Sequence[Group], present: Mapping[str, Any], names: Sequence[str]
+) -> list[Item]:
     """Returns the errors of all groups, those of one name predicted by the groups of the others."""
     items: list[Item] = []
     for name in sorted(set(names)):

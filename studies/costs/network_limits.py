@@ -20,7 +20,7 @@ from foretrain.cost.network import curve, node
 
 #: Messages that fill the pipeline.
 LARGE_BYTES = 32e6
-#: A link decides where it would allow at most this times what was reached.
+#: A link counts as wider than that of a row from this ratio on.
 WIDER = 1.05
 
 
@@ -57,7 +57,7 @@ def fit_limits(groups: Sequence[Group], table: dict[str, Any]) -> None:
 
 
 def _limited(groups: Iterable[Group], entry: Mapping[str, Any], size: int) -> list[float]:
-    """Returns what the systems reached whose links would allow more, GB/s."""
+    """Returns what the systems reached whose links are wider than that of the row, GB/s."""
     own = [
         g
         for g in groups
@@ -66,15 +66,9 @@ def _limited(groups: Iterable[Group], entry: Mapping[str, Any], size: int) -> li
         and g.cluster.p2p
         and node._path(g.cluster, g.ranks, 1).kind in entry["scaleup"]
         and (g.fabric == "pairs" or g.cluster.scaleup == "none")
-        and _allowed(g, entry) > WIDER * busbw(g)
+        and link_gbs(g) > WIDER * float(entry["link_gbs"])
     ]
     return _of_systems(own)
-
-
-def _allowed(group: Group, entry: Mapping[str, Any]) -> float:
-    """Returns the bus bandwidth that the links of a group carry by the row, GB/s."""
-    row = curve.interpolate(entry["curves"][group.collective], len(group.ranks), doubling_us=0.0)
-    return row[1] * link_gbs(group) / float(entry["link_gbs"])
 
 
 def link_gbs(group: Group) -> float:

@@ -84,7 +84,9 @@ def print_generations(items: Sequence[Item]) -> None:
     """Prints the errors of every generation of devices on every fabric, from 32 MB on."""
     errors = _errors((g.fabric, g.cluster.device.generation, g, e) for g, e in items)
     systems = {
-        (f, n): len({g.system for g, _ in items if (g.fabric, g.cluster.device.generation) == (f, n)})
+        (f, n): len(
+            {g.system for g, _ in items if (g.fabric, g.cluster.device.generation) == (f, n)}
+        )
         for f, n, _ in errors
     }
     large = {key[:2]: values for key, values in errors.items() if key[2] == LARGE}

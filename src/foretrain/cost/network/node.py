@@ -74,6 +74,8 @@ def node_curve(
     rows = curves[collective if collective in curves else _SAME_AS[collective]]
     row = interpolate(rows, len(ranks), doubling_us=rules["tree_doubling_us"])
     scale = _scale(cluster, path, found, len(ranks), row[1])
+    if path.kind == "none" and not cluster.p2p:
+        row[2] *= min(1.0, scale)  # a slow pipeline of as many steps fills with fewer bytes
     curve = curve_from_row(row, scale=scale, headroom=rules["peak_headroom"])
     link = "pcie" if path.kind == "none" else "scaleup"
     return NodeCurve(curve=curve, constants=found, link=link, where=path.where)
@@ -91,7 +93,7 @@ def _scale(cluster: Cluster, path: _Path, found: Constants, size: int, row_gbs: 
         return rules["no_p2p_gbs"] / row_gbs * path.share
     if path.kind == "none" and cluster.scaleup == "pairs" and size > 2 and size % 2 == 0:
         scale = rules["pairs_ring"] * link / GB / row_gbs  # every other hop is a bridge
-    return min(scale, _most_gbs(found, size, path) / row_gbs) * path.share
+    return min(scale, max(1.0, _most_gbs(found, size, path) / row_gbs)) * path.share
 
 
 def _most_gbs(found: Constants, size: int, path: _Path) -> float:

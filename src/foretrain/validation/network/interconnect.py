@@ -41,7 +41,10 @@ def network_of(
     """
     nics, assumed = _network_of(text, device, nodes)
     if nodes > 1 and _SOCKETS.search(source):
-        return nics.replace("slingshot", "slingshot-tcp"), (*assumed, "no network plugin: TCP sockets")
+        return nics.replace("slingshot", "slingshot-tcp"), (
+            *assumed,
+            "no network plugin: TCP sockets",
+        )
     return nics, assumed
 
 
