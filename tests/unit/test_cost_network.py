@@ -136,6 +136,12 @@ def test_host_memory_and_not_the_slot_limits_cards_without_peer_access(device, d
         for p2p in (False, True)
     )
     assert busbw(bounced, comm(1024 * MIB, devices)) == pytest.approx(3.9, rel=0.1)
+    prices = [
+        build_cost_model(where, stack()).price([comm(1024 * MIB, devices)])
+        for where in (bounced, direct)
+    ]
+    factors = [price.high_s[0] / price.value_s[0] for price in prices]
+    assert factors[0] > 2.0 > factors[1]  # hosts differ, slots do not
     for size in (1024, 64 * 1024, MIB, 1024 * MIB):
         event = comm(size, devices)
         assert us(direct, event)[0] <= us(bounced, event)[0]

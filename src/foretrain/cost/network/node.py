@@ -31,13 +31,14 @@ _SAME_AS = {"broadcast": "all_gather", "reduce": "all_gather"}
 class NodeCurve:
     """The curve of a group inside a node, where its constants come from, and its link.
 
-    `where` names the bottleneck in words.
+    `where` names the bottleneck in words, `spread` widens the band.
     """
 
     curve: Curve
     constants: Constants
     link: str
     where: str
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,15 @@ def node_curve(
     rows = curves[collective if collective in curves else _SAME_AS[collective]]
     row = interpolate(rows, len(ranks), doubling_us=rules["tree_doubling_us"])
     scale = _scale(cluster, path, found, len(ranks), row[1])
+    link = "pcie" if path.kind == "none" else "scaleup"
+    where, spread = path.where, 1.0
     if path.kind == "none" and not cluster.p2p:
         row[2] *= min(1.0, scale)  # a slow pipeline of as many steps fills with fewer bytes
+        # the host decides and not the device, and its settings are not known
+        found = Constants(values=found.values, provenance="guess", row="other")
+        where, spread = "the host's memory", rules["no_p2p_spread"]
     curve = curve_from_row(row, scale=scale, headroom=rules["peak_headroom"])
-    link = "pcie" if path.kind == "none" else "scaleup"
-    return NodeCurve(curve=curve, constants=found, link=link, where=path.where)
+    return NodeCurve(curve=curve, constants=found, link=link, where=where, spread=spread)
 
 
 def _scale(cluster: Cluster, path: _Path, found: Constants, size: int, row_gbs: float) -> float:
