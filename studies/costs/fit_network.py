@@ -1,13 +1,14 @@
 """Fits the constants of the network model, and shows how they do on systems left out.
 
-Usage: python studies/costs/fit_network.py FOLDER [--leave-out | --write]
+Usage: python studies/costs/fit_network.py FOLDER [--leave-out | --leave-generations | --write]
 
 FOLDER holds network/ and ops/ with the tables of measured collectives. Prints the constants of
 [fabric.*] and the rows of [[node]] of catalog/calibration/network.toml: every fabric is fitted on
 all its systems, every row on all systems of its devices. --write puts them into the file. With
 --leave-out every system is predicted by constants that were fitted on the others, and the errors
-are printed per system and fabric (as `foretrain validate network` does: the median over sizes of
-each size's error, then over systems).
+are printed per system and fabric, the worst first (as `foretrain validate network` does: the median
+over sizes of each size's error, then over systems). --leave-generations does so with all systems of
+a generation of devices at once.
 
 The loss is the mean of |log(predicted / measured)| over sizes (its Huber form for fabrics), every
 band of sizes of every group (system, nodes, ranks, collective) with the same weight, plus a weak
@@ -18,22 +19,22 @@ as one of 1 KB.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 from least_squares import fit
 from network_constants import write_constants
 from network_data import Group, load_groups
+from network_limits import entry_of, fit_limits, link_gbs
+from network_report import Item, print_bands, print_generations, print_worst_first
 
 from foretrain.analysis.simplex import minimise
 from foretrain.cost import calibration
 from foretrain.cost.network import collectives, curve, fabric, node
-from foretrain.validation.network.compare import BANDS, CLASSES, band_of
+from foretrain.validation.network.compare import CLASSES, band_of
 
 #: What is fitted per fabric; efficiencies stay below 1. Values that no system of a fabric shows
 #: (growth per doubling with two nodes only, ...) stay where the pull holds them.
@@ -76,69 +77,99 @@ PULL, PULL_FABRIC = 0.003, 0.0005
 NODE_FABRICS = ("nvlink", "xgmi", "pcie", "pairs")
 #: Fabrics that count as one class where one of them has no system left.
 POOLED = ("efa", "roce", "tcpx")
-#: Runs of two populations (with and without a network plugin) that no constant can meet: shown,
-#: not fitted.
-KEPT = {("slingshot", "ampere")}
+#: Where the constants of a fabric start when a system of it is left out: at those of its kin.
+KIN = {**{name: tuple(f for f in POOLED if f != name) for name in POOLED}, "slingshot": ("ib",)}
 
 
-def main(folder: Path, *, leave_out: bool, write: bool) -> None:
+def main(folder: Path, *, leave_out: str, write: bool) -> None:
     """Prints fitted constants, or the errors on systems left out."""
     groups = load_groups(folder)
     present = deepcopy(dict(calibration.load("network")))
-    if not leave_out:
-        table = fitted_table(groups, present)
-        _print_constants(table, groups)
-        if write:
-            write_constants(table)
-        _report("in sample", [(g, _ratios(g, table)) for g in groups])
+    if "system" in leave_out:
+        items = left_out(groups, present, [g.system for g in groups])
+        print_bands("left out", items)
+        print_worst_first(items)
         return
-    items: list[tuple[Group, np.ndarray]] = []
-    for system in sorted({g.system for g in groups}):
-        own = [g for g in groups if g.system == system]
-        table = left_out_table(own, [g for g in groups if g.system != system], present)
+    if "generation" in leave_out:
+        names = [g.cluster.device.generation for g in groups]
+        print_generations(left_out(groups, present, names))
+        return
+    table = fitted_table(groups, present)
+    _print_constants(table, groups)
+    if write:
+        write_constants(table)
+    print_bands("in sample", [(g, _ratios(g, table)) for g in groups])
+
+
+def left_out(
+    groups: Sequence[Group], present: Mapping[str, Any], names: Sequence[str]
+) -> list[Item]:
+    """Returns the errors of all groups, those of one name predicted by the groups of the others."""
+    items: list[Item] = []
+    for name in sorted(set(names)):
+        own = [g for g, n in zip(groups, names, strict=True) if n == name]
+        rest = [g for g, n in zip(groups, names, strict=True) if n != name]
+        table = left_out_table(own, rest, present)
         items += [(g, _ratios(g, table)) for g in own]
-        print(f"done: {system}", file=sys.stderr)
-    _report("left out", items)
+        print(f"done: {name}", file=sys.stderr)
+    return items
 
 
 def left_out_table(
     own: Sequence[Group], rest: Sequence[Group], present: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns constants that have not seen the system `own`.
+    """Returns constants that have not seen the systems `own`.
 
-    Its rows in [[node]] and its fabric are fitted on the other systems; rows and generations that
-    only it shows are dropped. EFA, RoCE and TCPX start from the constants of one another.
+    Their rows in [[node]] and their fabrics are fitted on the other systems; rows and generations
+    that only they show are dropped. EFA, RoCE and TCPX start from the constants of one another.
     """
     table = deepcopy(dict(present))
     inside = [g for g in own if g.fabric in NODE_FABRICS]
-    entries = [
-        entry for entry in table["node"] if any(_entry_of(g, table) is entry for g in inside)
-    ]
+    entries = [entry for entry in table["node"] if any(entry_of(g, table) is entry for g in inside)]
     kept = [entry for entry in table["node"] if entry not in entries]
     for entry in entries:
         fit_nodes(rest, table, only=entry, drop=inside)
         if all(entry["curves"].values()):
             kept.append(entry)
     table["node"] = [entry for entry in table["node"] if entry in kept]
-    for name in {g.fabric for g in own} & set(table["fabric"]):
+    _fit_general(inside, rest, table)
+    fit_limits(rest, table)
+    for name in sorted({g.fabric for g in own} & set(table["fabric"])):
         constants = table["fabric"][name]
         left = {g.cluster.device.generation for g in rest if g.fabric == name}
         apart = constants.get("generation", {})
         constants["generation"] = {k: v for k, v in apart.items() if k in left}
         # what the rest does not show must not come from constants that have seen `own`
-        others = [table["fabric"][f] for f in POOLED if f != name and name in POOLED]
+        others = [table["fabric"][f] for f in KIN.get(name, ())]
         for key in [k for k, v in constants.items() if isinstance(v, float) and others]:
             constants[key] = float(np.exp(np.mean([np.log(o[key]) for o in others])))
         for values in constants["generation"].values():
             values |= {k: constants[k] for k, v in values.items() if isinstance(v, float)}
-        fit_fabric(name, rest, table, kept=())
+        fit_fabric(name, rest, table)
     return table
+
+
+def _fit_general(own: Sequence[Group], rest: Sequence[Group], table: dict[str, Any]) -> None:
+    """Fits the rows for any device of a switch on all switches, where `own` come to need them."""
+    for entry in (e for e in table["node"] if not e["devices"] and "nvswitch" in e["scaleup"]):
+        if not any(entry_of(g, table) is entry for g in own):
+            continue
+        for name, rows in entry["curves"].items():
+            for size in rows:
+                seen = [
+                    g
+                    for g in rest
+                    if g.fabric == "nvlink" and g.collective == name and len(g.ranks) == int(size)
+                ]
+                if seen:
+                    rows[size] = fit_row(seen, rows[size], entry)
 
 
 def fitted_table(groups: Sequence[Group], present: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of network.toml with every constant fitted on `groups`."""
     table = deepcopy(dict(present))
     fit_nodes(groups, table)
+    fit_limits(groups, table)
     for name in sorted(table["fabric"]):
         fit_fabric(name, groups, table)
     return table
@@ -152,7 +183,8 @@ def fit_nodes(
 ) -> None:
     """Fits alpha, B, S0, p, r and the peak of every row of [[node]] that has samples.
 
-    `only` one entry; rows that `drop` shows and nobody else are removed.
+    `only` one entry; rows that `drop` shows and nobody else are removed, unless they are of a
+    specification.
     """
     for entry in table["node"]:
         if only is not None and entry is not only:
@@ -166,31 +198,21 @@ def fit_nodes(
                     if g.collective == name
                     and len(g.ranks) == int(size)
                     and g.fabric in NODE_FABRICS
-                    and _entry_of(g, table) is entry
+                    and entry_of(g, table) is entry
                     and g.cluster.p2p
                     and (g.cluster.scaleup == "none" or g.fabric != "pcie")
                 ]
                 if own and sum(len(g.sizes) for g in own) >= 8:
                     rows[size] = fit_row(own, rows[size], entry)
-                elif seen:
+                elif seen and entry["mark"] != "spec":
                     del rows[size]
-
-
-def _entry_of(group: Group, table: Mapping[str, Any]) -> Any:
-    path = node._path(group.cluster, group.ranks, 1)
-    entries = [e for e in table["node"] if path.kind in e["scaleup"]]
-    found = calibration.find(entries, group.cluster.device)
-    return next((e for e in entries if found is not None and found.values is e), None)
 
 
 def fit_row(groups: Sequence[Group], row: Sequence[float], entry: Mapping[str, Any]) -> list[float]:
     """Returns [alpha us, B GB/s, S0 MiB, p, r, peak GB/s] fitted on groups of one size."""
     factor = curve.bus_factor(groups[0].collective, len(groups[0].ranks))
     busbw = [float((g.sizes * factor / g.seconds).max()) / 1e9 for g in groups]
-    link = float(entry["link_gbs"]) * 1e9
-    scale = [
-        (g.cluster.scaleup_bandwidth or g.cluster.device.pcie_bandwidth) / link for g in groups
-    ]
+    scale = [link_gbs(g) / float(entry["link_gbs"]) for g in groups]
     peak = float(np.median([b / s for b, s in zip(busbw, scale, strict=True)]))
     start = np.log(np.array([max(v, 1e-3) for v in row[:5]]))
 
@@ -209,12 +231,11 @@ def fit_row(groups: Sequence[Group], row: Sequence[float], entry: Mapping[str, A
     return [*values, round(peak, 1)]
 
 
-def fit_fabric(
-    name: str, groups: Sequence[Group], table: dict[str, Any], kept: Container[Any] = KEPT
-) -> None:
-    """Fits the constants of one fabric, and of the generations that differ (not `kept`), in place.
+def fit_fabric(name: str, groups: Sequence[Group], table: dict[str, Any]) -> None:
+    """Fits the constants of one fabric, and of the generations that differ, in place.
 
-    A fabric without systems of its own takes those of its class (EFA, RoCE and TCPX are one).
+    A fabric without systems of its own takes those of its class (EFA, RoCE and TCPX are one), one
+    whose systems are all of generations that differ is fitted on them.
     """
     constants = table["fabric"][name]
     own = [g for g in groups if g.fabric == name]
@@ -224,11 +245,9 @@ def fit_fabric(
         plain = [
             g for g in groups if CLASSES.get(g.fabric) == CLASSES.get(name, "-") and g not in own
         ]
-        plain = [g for g in plain if g.fabric in POOLED]
+        plain = [g for g in plain if g.fabric in POOLED] or own
     _fit_constants(plain, constants, table)
     for generation, values in apart.items():
-        if (name, generation) in kept:
-            continue
         special = [g for g in own if g.cluster.device.generation == generation]
         _fit_constants(special, values, table)
 
@@ -338,45 +357,16 @@ def _ratios(group: Group, table: Mapping[str, Any]) -> np.ndarray:
         return cost.many(group.sizes) / group.seconds - 1.0
 
 
-def _report(title: str, items: Sequence[tuple[Group, np.ndarray]]) -> None:
-    errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for group, ratio in items:
-        for size, error in zip(group.sizes, ratio, strict=True):
-            errors[group.fabric, group.system, band_of(float(size))].append(float(error))
-    bands = [name for _, _, name in BANDS]
-    per_fabric: dict[tuple[str, str], list[float]] = defaultdict(list)
-    print(f"\n{title}: median |error| (bias), % by band: {', '.join(bands)}")
-    for fabric_name, system in sorted({key[:2] for key in errors}):
-        cells = []
-        for band in bands:
-            values = errors.get((fabric_name, system, band))
-            if not values:
-                cells.append("      -     ")
-                continue
-            error = median(abs(v) for v in values)
-            cells.append(f"{error:6.1%} ({median(values):+.0%})")
-            per_fabric[fabric_name, band].append(error)
-            if fabric_name in CLASSES:
-                per_fabric[CLASSES[fabric_name], band].append(error)
-        print(f"  {fabric_name:10s} {' '.join(f'{c:16s}' for c in cells)} {system[:90]}")
-    print("  medians over systems:")
-    for name in dict.fromkeys(key[0] for key in per_fabric):
-        cells = [
-            f"{median(v):6.1%} of {len(v)}" if (v := per_fabric.get((name, band))) else "-"
-            for band in bands
-        ]
-        print(f"  {name:20s} {' '.join(f'{c:16s}' for c in cells)}")
-
-
 def _print_constants(table: Mapping[str, Any], groups: Sequence[Group]) -> None:
     for entry in table["node"]:
-        if not any(_entry_of(g, table) is entry for g in groups):
+        if not any(entry_of(g, table) is entry for g in groups):
             continue
-        print(f"# [[node]] {entry['devices']}")
+        print(f"# [[node]] {entry['devices']} {entry.get('most_gbs', '')}")
         for name, rows in entry["curves"].items():
             print(f"[node.curves.{name}]")
             for size, row in rows.items():
                 print(f"{size} = {list(row)}")
+    print(f"# [rules] {table['rules']['no_p2p_gbs']=} {table['rules']['pairs_ring']=}")
     for name, constants in table["fabric"].items():
         if any(g.fabric == name for g in groups):
             print(f"[fabric.{name}]")
@@ -386,4 +376,6 @@ def _print_constants(table: Mapping[str, Any], groups: Sequence[Group]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), leave_out="--leave-out" in sys.argv, write="--write" in sys.argv)
+    modes = {"--leave-out": "system", "--leave-generations": "generation"}
+    asked = next((mode for flag, mode in modes.items() if flag in sys.argv), "")
+    main(Path(sys.argv[1]), leave_out=asked, write="--write" in sys.argv)

@@ -6,7 +6,7 @@ For every fabric and number of nodes, the 90th percentile of |log(predicted / me
 from 1 MB on (below, latency rules and does not scatter more on more nodes). Its excess over the
 band of intervals.toml is log(spread) + log(1 + spread_doubling) per doubling of nodes beyond two,
 fitted by least squares, both at least 0. Slingshot: GH200 only, whose runs differ in settings of
-the network; its A100 machines are two populations each.
+the network; A100 machines have constants of their own, on few numbers of nodes.
 """
 
 from __future__ import annotations

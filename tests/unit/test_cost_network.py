@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cost_machines import cluster, stack
@@ -9,6 +11,7 @@ from foretrain.cost.calibration import load
 from foretrain.cost.model import build_cost_model
 from foretrain.cost.network.curve import bus_factor, curve_from_row, interpolate
 from foretrain.hardware import parse_cluster
+from foretrain.hardware.topology import parse_topology
 from foretrain.program import CommEvent
 
 MIB = 2**20
@@ -100,10 +103,48 @@ def test_bridged_pairs_are_fast_and_everything_else_goes_over_pcie():
     assert crossing < 0.6 * pair
 
 
-def test_without_peer_access_traffic_bounces_through_the_host():
-    bounced = cluster("a40", devices=4, scaleup="none", nvl_domain=1, p2p=False)
-    assert busbw(bounced, comm(1024 * MIB, (0, 1))) == pytest.approx(4.0, rel=0.1)
-    assert busbw(bounced, comm(1024 * MIB, 4)) == pytest.approx(1.44, rel=0.1)
+@pytest.mark.parametrize(
+    ("words", "low", "high"),
+    [
+        ("rtx-3090-ti [nvlink pairs]", 45, 49),  # narrow: NCCL's own figure of a link
+        ("rtx-2080-ti [nvlink pairs]", 38, 52),
+        ("h100-nvl", 190, 215),  # wide: what the kernels of two ranks copy
+        ("a100-pcie-80gb [nvlink pairs]", 190, 215),
+    ],
+)
+def test_a_wide_bridge_stops_at_what_the_kernels_copy(words, low, high):
+    assert low < busbw(parse_cluster(f"1x2 {words}"), comm(4096 * MIB, (0, 1))) < high
+
+
+def test_two_channels_over_pcie_do_not_fill_a_fast_slot_unless_the_matrix_says_one_socket():
+    fast, slow = (parse_cluster(f"1x8 {device} [p2p]") for device in ("rtx-5090", "rtx-4090"))
+    assert busbw(fast, comm(1024 * MIB, 8)) < 1.3 * busbw(slow, comm(1024 * MIB, 8))
+    assert busbw(fast, comm(1024 * MIB, 2)) > 1.9 * busbw(slow, comm(1024 * MIB, 2))
+    heads = [f"GPU{i}" for i in range(8)]
+    rows = [[heads[i], *("X" if i == j else "PHB" for j in range(8))] for i in range(8)]
+    matrix = "\n".join("\t".join(row) for row in [["", *heads], *rows])
+    near = replace(fast, topology=parse_topology(matrix, where="matrix"))
+    assert busbw(near, comm(1024 * MIB, 8)) > 1.5 * busbw(fast, comm(1024 * MIB, 8))
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("device", ["a40", "rtx-4090", "rtx-5090", "t4"])
+def test_host_memory_and_not_the_slot_limits_cards_without_peer_access(device, devices):
+    words = f"1x{devices} {device}"
+    bounced, direct = (
+        replace(parse_cluster(words), scaleup="none", nvl_domain=1, p2p=p2p, topology=None)
+        for p2p in (False, True)
+    )
+    assert busbw(bounced, comm(1024 * MIB, devices)) == pytest.approx(3.9, rel=0.1)
+    prices = [
+        build_cost_model(where, stack()).price([comm(1024 * MIB, devices)])
+        for where in (bounced, direct)
+    ]
+    factors = [price.high_s[0] / price.value_s[0] for price in prices]
+    assert factors[0] > 2.0 > factors[1]  # hosts differ, slots do not
+    for size in (1024, 64 * 1024, MIB, 1024 * MIB):
+        event = comm(size, devices)
+        assert us(direct, event)[0] <= us(bounced, event)[0]
 
 
 @pytest.mark.parametrize(

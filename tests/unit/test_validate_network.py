@@ -16,7 +16,7 @@ from foretrain.validation.network.compare import (
     group_ranks,
     validate_network,
 )
-from foretrain.validation.network.interconnect import network_of
+from foretrain.validation.network.interconnect import is_unnamed, network_of
 
 HEAD = "id,cluster,gpus,collective,bytes,dtype,time_us,stack\n"
 OWN = HEAD + (
@@ -109,6 +109,27 @@ def test_an_unknown_table_lists_the_known_ones(tmp_path):
 )
 def test_free_texts_of_interconnects(text, network):
     assert network_of(text, find_device("h100-sxm"), 2)[0] == network
+
+
+@pytest.mark.parametrize(
+    ("source", "nodes", "network"),
+    [
+        ("argonne-lcf/alcf-nccl-tests:polaris/all_reduce_output.dat.1", 2, "slingshot-tcp"),
+        ("argonne-lcf/alcf-nccl-tests:polaris/all_reduce_output.dat.3", 2, "slingshot"),
+        ("", 2, "slingshot"),
+        ("argonne-lcf/alcf-nccl-tests:polaris/all_reduce_output.dat.1", 1, ""),
+    ],
+)
+def test_runs_without_the_plugin_of_their_network_go_through_sockets(source, nodes, network):
+    text = "NVLink3 (4xA100, no switch) + HPE Slingshot-11 2x200Gb/s"
+    found, assumed = network_of(text, find_device("a100-sxm-40gb"), nodes, source)
+    assert found == (f", 2x200G {network}" if network else "")
+    assert bool(assumed) == (network == "slingshot-tcp")
+
+
+def test_a_run_on_an_earlier_network_is_not_taken_for_one_on_todays():
+    assert is_unnamed("argonne-lcf/alcf-nccl-tests:polaris/all_reduce.2023-10-13.dat")
+    assert not is_unnamed("argonne-lcf/alcf-nccl-tests:polaris/all_reduce_output.dat.1")
 
 
 def test_ranks_are_the_first_devices_of_each_node():

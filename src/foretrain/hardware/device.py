@@ -16,7 +16,9 @@ from foretrain.units import COMPUTE_DTYPES, GB, GIB, MIB
 
 Scaleup = Literal["nvswitch", "mesh", "pairs", "none"]
 SCALEUP: tuple[Scaleup, ...] = ("nvswitch", "mesh", "pairs", "none")
-FABRICS: tuple[str, ...] = ("ib", "roce", "efa", "tcpx", "slingshot", "opa", "ethernet")
+FABRICS: tuple[str, ...] = (
+    "ib", "roce", "efa", "tcpx", "slingshot", "slingshot-tcp", "opa", "ethernet",
+)  # fmt: skip
 VENDORS: tuple[str, ...] = ("nvidia", "amd", "google", "aws", "intel", "huawei")
 SCALEUP_LINKS: tuple[str, ...] = (
     "nvlink",

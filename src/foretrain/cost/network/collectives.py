@@ -173,6 +173,7 @@ def _inside(
             f"{node.curve.alpha_s / US:.1f} us, B {node.curve.bandwidth / GB:.0f} GB/s, "
             f"bottleneck {node.where}"
         ),
+        spread=node.spread,
     )
 
 

@@ -5,8 +5,9 @@ scale with the device's own link. Where the links of a node are not all alike (t
 of a DGX-1, a matrix of `nvidia-smi topo -m`), B scales with the NVLink rings over the group's
 devices, and the slowest of the groups that work side by side counts: all wait for it in the end.
 A bridge joins two devices: larger groups, and pairs that are not neighbours, run at PCIe speed;
-without peer-to-peer access traffic bounces through host memory. Explained in
-docs/explain/network.md.
+without peer-to-peer access traffic bounces through host memory. However wide the link is, NCCL's
+channels copy no more than `most_gbs`: on a wide bridge, and over PCIe between sockets, where it
+runs two of them. Explained in docs/explain/network.md.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ _SAME_AS = {"broadcast": "all_gather", "reduce": "all_gather"}
 class NodeCurve:
     """The curve of a group inside a node, where its constants come from, and its link.
 
-    `where` names the bottleneck in words.
+    `where` names the bottleneck in words, `spread` widens the band.
     """
 
     curve: Curve
     constants: Constants
     link: str
     where: str
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
     """What joins a group: `kind` of network, NVLink `rings` (0: not known), `share` of a link.
 
-    `where` is the bottleneck in words; `far` tells whether PCIe traffic crosses sockets.
+    `where` is the bottleneck in words; `far` tells whether PCIe traffic crosses sockets (None: not
+    known, which counts as crossing where `most_gbs` starts).
     """
 
     kind: str
@@ -72,9 +75,15 @@ def node_curve(
     rows = curves[collective if collective in curves else _SAME_AS[collective]]
     row = interpolate(rows, len(ranks), doubling_us=rules["tree_doubling_us"])
     scale = _scale(cluster, path, found, len(ranks), row[1])
-    curve = curve_from_row(row, scale=scale, headroom=rules["peak_headroom"])
     link = "pcie" if path.kind == "none" else "scaleup"
-    return NodeCurve(curve=curve, constants=found, link=link, where=path.where)
+    where, spread = path.where, 1.0
+    if path.kind == "none" and not cluster.p2p:
+        row[2] *= min(1.0, scale)  # a slow pipeline of as many steps fills with fewer bytes
+        # the host decides and not the device, and its settings are not known
+        found = Constants(values=found.values, provenance="guess", row="other")
+        where, spread = "the host's memory", rules["no_p2p_spread"]
+    curve = curve_from_row(row, scale=scale, headroom=rules["peak_headroom"])
+    return NodeCurve(curve=curve, constants=found, link=link, where=where, spread=spread)
 
 
 def _scale(cluster: Cluster, path: _Path, found: Constants, size: int, row_gbs: float) -> float:
@@ -85,14 +94,23 @@ def _scale(cluster: Cluster, path: _Path, found: Constants, size: int, row_gbs: 
     if path.rings and "rings" in found.values:
         known = {int(n): float(count) for n, count in found.values["rings"].items()}
         scale *= path.rings / known[min(known, key=lambda n: abs(n - size))]
-    if path.kind != "none":
-        return scale
-    if not cluster.p2p:
-        far = size > 2 if path.far is None else path.far
-        scale = (rules["no_p2p_far"] if far else rules["no_p2p"]) * link / GB / row_gbs
-    elif cluster.scaleup == "pairs" and size > 2 and size % 2 == 0:
+    if path.kind == "none" and not cluster.p2p:
+        return rules["no_p2p_gbs"] / row_gbs * path.share
+    if path.kind == "none" and cluster.scaleup == "pairs" and size > 2 and size % 2 == 0:
         scale = rules["pairs_ring"] * link / GB / row_gbs  # every other hop is a bridge
-    return scale * path.share
+    return min(scale, max(1.0, _most_gbs(found, size, path) / row_gbs)) * path.share
+
+
+def _most_gbs(found: Constants, size: int, path: _Path) -> float:
+    """Returns what NCCL's channels copy on links of any width; infinite where the link decides.
+
+    Over PCIe that is where a ring crosses sockets: NCCL then runs two channels.
+    """
+    limits = {int(n): float(most) for n, most in found.values.get("most_gbs", {}).items()}
+    known = [n for n in limits if n <= size]
+    if not known or (path.kind == "none" and path.far is False):
+        return float("inf")
+    return limits[max(known)]
 
 
 def _path(cluster: Cluster, ranks: Sequence[int], sharers: int) -> _Path:

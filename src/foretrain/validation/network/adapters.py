@@ -14,7 +14,7 @@ from pathlib import Path
 
 from foretrain.errors import CatalogError, FileFormatError, Problem
 from foretrain.hardware import find_device, find_devices
-from foretrain.validation.network.interconnect import network_of
+from foretrain.validation.network.interconnect import is_unnamed, network_of
 from foretrain.validation.network.rows import NetworkRow, read_table
 
 Line = Mapping[str, str]
@@ -134,7 +134,9 @@ def _collection(line: Line, name: str) -> NetworkRow:
     best = max(found, key=lambda item: (item.form == "sxm", item.memory_gb))
     if "rate not stated; ~" in text:
         return replace(row, reason="the NIC rate was inferred from the measurement itself")
-    network, assumed = network_of(text, best, nodes)
+    if is_unnamed(line.get("source", "")):
+        return replace(row, reason="the network of that time is not stated")
+    network, assumed = network_of(text, best, nodes, line.get("source", ""))
     per_node = gpus // nodes
     if per_node == 1 and nodes > 1:  # one rank on each of the usual nodes
         per_node = best.node.devices

@@ -20,10 +20,35 @@ _FABRICS = (
 _NODE_RATES = {("efa", 3200): "32x100G", ("efa", 400): "4x100G", ("tcpx", 1600): "8x200G"}
 #: NICs of machines that a text names without rates (the centres' own descriptions).
 _MACHINES = ((r"\(Sirius\)", "2x200G slingshot"), (r"\bH100 cluster", "8x400G ib"))
+#: Runs without the network plugin of their fabric, which NCCL then uses through TCP sockets:
+#: settings 1 and 2 of that repository (its README).
+_SOCKETS = re.compile(r"alcf-nccl-tests:.*_output\.dat\.[12]$")
+#: Runs on a network that their table does not name: before Polaris had its Slingshot 11 adapters.
+_EARLIER = re.compile(r"alcf-nccl-tests:.*\.2023-")
 
 
-def network_of(text: str, device: Device, nodes: int) -> tuple[str, tuple[str, ...]]:
-    """Returns the NIC part and the options of the cluster grammar, and what was assumed."""
+def is_unnamed(source: str) -> bool:
+    """Returns whether a run of `source` used another network than its table says."""
+    return _EARLIER.search(source) is not None
+
+
+def network_of(
+    text: str, device: Device, nodes: int, source: str = ""
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the NIC part and the options of the cluster grammar, and what was assumed.
+
+    `text` describes the interconnect, `source` names the run.
+    """
+    nics, assumed = _network_of(text, device, nodes)
+    if nodes > 1 and _SOCKETS.search(source):
+        return nics.replace("slingshot", "slingshot-tcp"), (
+            *assumed,
+            "no network plugin: TCP sockets",
+        )
+    return nics, assumed
+
+
+def _network_of(text: str, device: Device, nodes: int) -> tuple[str, tuple[str, ...]]:
     options = _options(text, device)
     if nodes == 1 or "MNNVL" in text:
         return options, ()
