@@ -35,6 +35,8 @@ STUB_VOCAB = 2
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+#: Its modules/gpt_modules.py of April 2022: ReLU, no dropout, a head that is a weight of its own.
+_PROTOTYPE: Mapping[str, Any] = {"activation": "relu", "tied": False, **_NO_DROPOUT}
 _LLAMA: Mapping[str, Any] = {"family": "llama"}
 
 #: Architectures by words of the model's name, the first match decides. What is not said here is
@@ -107,8 +109,8 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         model["tied"] = False
     elif "tied embeddings" in row.arch_note:
         model["tied"] = True
-    elif has_word(row.framework, "dedloc"):  # its head is a weight of its own (gpt_modules.py)
-        model["tied"] = False
+    elif has_word(row.framework, "dedloc"):
+        model |= _PROTOTYPE
     if row.vocab is None and has_word(row.framework, "dedloc"):
         model["vocab"] = STUB_VOCAB
         assumed.add(f"vocab = {STUB_VOCAB} (not stated; embedding and loss are stubs)")
