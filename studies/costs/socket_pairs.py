@@ -114,9 +114,10 @@ def main() -> None:
     out = sys.stdout.write
     for (rate, power), logs in found.items():
         out(f"{rate:.2f} GB/s, p {power:.0f}: {by_model(rows, logs):.3f}\n")
-    out(f"best: pair_gbs {best[0]}, p_pair {best[1]}, e_pair {best[0] / 1.25:.2f}\n")
+    out(f"best: pair_gbs {best[0]}, p_pair {best[1]}, e_pair {best[0] / 1.25:.3f}\n")
     for row, log in zip(rows, found[best], strict=True):
-        label = f"{row['software']} {row['model']} {row['precision']} {row['gbit_s']} Gb/s {row['latency_ms']} ms"
+        what = f"{row['software']} {row['model']} {row['precision']}"
+        label = f"{what} {row['gbit_s']} Gb/s {row['latency_ms']} ms"
         out(f"  {label}: {100 * (math.exp(log) - 1):+.0f} %\n")
 
 

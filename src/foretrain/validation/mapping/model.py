@@ -30,8 +30,8 @@ CLASSES: Mapping[str, str] = {
     "other": "this class of models is not modelled",
 }
 
-#: Rows of the word table of the GPipe prototype of DS3Lab: bert-base-cased. Its author counts 226 MiB
-#: more in fp32 for the first stage than for others (results/gpt3_xl_fp16.md).
+#: Rows of the word table of the GPipe prototype of DS3Lab: those of bert-base-cased. Its author
+#: counts 226 MiB more in fp32 for the first stage than for others (results/gpt3_xl_fp16.md).
 PROTOTYPE_VOCAB = 28996
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
