@@ -1,4 +1,4 @@
-"""What a pair of NCCL ranks moves over TCP sockets: pair_gbs, p_pair, e_pair of [fabric.ethernet].
+"""What a pair of NCCL ranks moves over TCP sockets: constants of [fabric.ethernet] for Volta.
 
     python studies/costs/socket_pairs.py
 
@@ -31,7 +31,7 @@ from foretrain.predict import predict
 from foretrain.run.load import load_run
 
 TABLE = Path(__file__).with_name("published_pipelines.csv")
-RATES_GBS, POWERS = (0.18, 0.2, 0.22, 0.25, 0.28, 0.32, 5.0), (2.0, 3.0, 6.0)
+RATES_GBS, POWERS = (0.18, 0.2, 0.21, 0.22, 0.23, 0.25, 0.28, 5.0), (2.0, 3.0, 6.0)
 HALF = {
     **dict.fromkeys(("compute", "weight", "grad", "grad_reduce", "grad_accumulate"), "fp16"),
     **dict.fromkeys(("master", "moments"), "fp32"),
@@ -92,7 +92,7 @@ def step_s(row: Mapping[str, str]) -> float:
 
 def errors(rows: list[dict[str, str]], rate_gbs: float, power: float) -> list[float]:
     """Returns log(predicted / measured) of every row with these constants."""
-    fabric = load("network")["fabric"]["ethernet"]
+    fabric = load("network")["fabric"]["ethernet"]["generation"]["volta"]
     fabric.update({"e_pair": 0.0, "pair_gbs": rate_gbs, "p_pair": power})
     return [math.log(step_s(row) / float(row["step_s"])) for row in rows]
 

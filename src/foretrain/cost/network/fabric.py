@@ -168,7 +168,7 @@ def _send(span: Span, fabric: Mapping[str, Any]) -> Curves:
 
     A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully;
     where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`. Over
-    sockets the hosts move the chunks of a pair at `pair_gbs`, far below a ring, and chunks pass
+    sockets the hosts of Volta move a pair's chunks at `pair_gbs`, far below a ring, and chunks pass
     hosts and wire one after another in part: `p_pair`, without it the slower of the two decides.
     """
     payload = float(fabric.get("payload", 0.9))
