@@ -170,6 +170,31 @@ def test_one_pair_of_ranks_drives_half_of_a_fast_nic():
     assert 256 * MIB / prices.value_s[0] / 1e9 == pytest.approx(24.9, rel=0.05)
 
 
+def pair_gb_s(gbit):
+    nodes = parse_cluster(f"2x1 v100-sxm-16gb, 1x{gbit}G ethernet")
+    return 256 * MIB / us(nodes, comm(256 * MIB, (0, 1), "send_recv"))[0] / 1e3
+
+
+def test_over_sockets_a_pair_stays_far_below_a_ring():
+    # hosts 0.21 GB/s and wire 0.95 x 1.25 GB/s: (0.21**-3 + 1.19**-3)**(-1/3)
+    assert pair_gb_s(10) == pytest.approx(0.2096, rel=0.01)
+    ring = busbw(parse_cluster("4x1 v100-sxm-16gb, 1x10G ethernet"), comm(256 * MIB, (0, 1, 2, 3)))
+    assert pair_gb_s(10) < 0.3 * ring
+    # a wire of 1 Gb/s decides: 0.119 GB/s
+    assert 0.10 < pair_gb_s(1) < 0.119
+
+
+def test_a_pair_of_later_hosts_drives_two_thirds_of_a_fast_ethernet():
+    nodes = parse_cluster("2x8 a100-sxm-80gb, 1x100G ethernet")
+    time_us = us(nodes, comm(256 * MIB, (0, 8), "send_recv"))[0]
+    assert 256 * MIB / time_us / 1e3 == pytest.approx(7.9, rel=0.02)  # vidur_network, 2x8 A100
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(1, 2), (2, 5), (5, 10), (10, 25), (25, 100)])
+def test_a_pair_over_sockets_is_never_slower_on_a_faster_wire(slow, fast):
+    assert pair_gb_s(slow) < pair_gb_s(fast)
+
+
 def test_latency_is_added_per_crossing():
     near, far = cluster("h100-sxm", 4), cluster("h100-sxm", 4, extra_latency_s=0.05)
     for collective, hops in (("all_reduce", 4), ("all_gather", 3), ("send_recv", 1)):

@@ -111,3 +111,12 @@ def test_tf32_is_a_way_to_compute_and_fp8_needs_a_table() -> None:
     assert roles is not None
     assert (roles.compute, roles.weight, roles.master) == ("tf32", "fp32", None)
     assert expand_precision("fp8", {}, preset="ddp", stack=BARE) is None
+
+
+def test_megatron_keeps_gradients_of_fp16_in_fp16_and_those_of_bf16_in_fp32() -> None:
+    stack = load_stack("megatron")
+    for word, kept in (("fp16", "fp16"), ("bf16", "fp32")):
+        roles = expand_precision(word, {}, preset="megatron", stack=stack)
+        assert roles is not None
+        assert (roles.grad_reduce, roles.grad_accumulate) == (kept, kept)
+        assert (roles.master, roles.moments) == ("fp32", "fp32")

@@ -388,12 +388,23 @@ def test_all_stacks_of_the_table_exist() -> None:
     assert {stack for _, stack, _ in STACKS} <= set(list_stacks())
 
 
-def test_the_gpipe_prototype_recomputes_and_has_stubs_for_embedding_and_loss() -> None:
-    row = replace(ROW, model="GPT-3", framework="DeDLOC/GPipe", recompute="", vocab=None)
+def test_the_gpipe_prototype_is_what_its_source_says() -> None:
+    row = replace(
+        ROW, model="GPT-3", framework="DeDLOC/GPipe", recompute="", vocab=None, precision="fp16"
+    )
     made = map_row(row)
-    assert made.run["plan"]["recompute"] == "full"
-    assert made.run["model"]["vocab"] == 2
-    assert sum("prototype" in line or "stubs" in line for line in made.assumed) == 3
+    plan, training = made.run["plan"], made.run["training"]
+    assert plan["recompute"] == "full"
+    assert plan["overlap"] == {"p2p": True, "grad": False}
+    model = {key: made.run["model"][key] for key in ("vocab", "head", "activation", "causal")}
+    assert model == {
+        "vocab": 28996, "head": "classification", "activation": "relu", "causal": False
+    }  # fmt: skip
+    assert training["optimizer"] == "sgd"
+    assert {key: training["precision"][key] for key in ("weight", "grad_reduce", "master")} == {
+        "weight": "fp16", "grad_reduce": "fp16", "master": "fp32"
+    }  # fmt: skip
+    assert sum("prototype" in line or "first stage" in line for line in made.assumed) == 3
 
 
 def test_a_stack_that_stands_in_for_another_is_said() -> None:

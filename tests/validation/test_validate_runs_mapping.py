@@ -43,6 +43,15 @@ def bf16_gradients(compute: str) -> dict[str, str]:
     return {"compute": compute, "grad_accumulate": "bf16", "grad_reduce": "bf16"}
 
 
+#: modules/gpt_modules.py and pipeline_parallel of DS3Lab/Decentralized_FM_alpha, April 2022.
+PROTOTYPE = {
+    "activation": "relu", "causal": False, "head": "classification", "tied": False, "dropout": 0.0,
+    "attention_dropout": 0.0,
+}  # fmt: skip
+HALF_WITH_MASTER = {
+    "compute": "fp16", "weight": "fp16", "grad": "fp16", "grad_reduce": "fp16",
+    "grad_accumulate": "fp16", "master": "fp32", "moments": "fp32",
+}  # fmt: skip
 LLAMA3_8B = llama(32, 4096, 32, 8, head_dim=128, ffn=14336, vocab=128256)
 LLAMA3_405B = llama(126, 16384, 128, 8, head_dim=128, ffn=53248, vocab=128256)
 ALL_OFF = {"grad": False, "param": False, "tp": False, "p2p": False}
@@ -76,15 +85,15 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "8x1 v100-sxm-16gb, 1x10G ethernet [latency 0.1ms]",
         "pytorch-eager",
         "unfused",
-        gpt(24, 2048, 16, kv_heads=16, vocab=2, tied=False),
-        training(2048, "fp16", global_batch=64, microbatch=1),
+        gpt(24, 2048, 16, kv_heads=16, vocab=28996) | PROTOTYPE,
+        training(2048, HALF_WITH_MASTER, global_batch=64, microbatch=1, optimizer="sgd"),
         {
             "preset": "ddp",
             "tp": 1,
             "pp": 8,
             "schedule": "gpipe",
             "recompute": "full",
-            "overlap": {"p2p": True},
+            "overlap": {"p2p": True, "grad": False},
         },
         ("stack", "zero", "recompute", "vocab"),
     ),

@@ -167,12 +167,17 @@ def _send(span: Span, fabric: Mapping[str, Any]) -> Curves:
     """One message between two nodes while `span.sharers` pairs do the same.
 
     A single pair of NCCL ranks drives about half of a fast NIC (24.9 of 50 GB/s), a slow one fully;
-    where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`.
+    where all ranks of several nodes send around a ring, those at the edge get `e_send_ring`. Over
+    sockets the hosts of Volta move a pair's chunks at `pair_gbs`, far below a ring, and chunks pass
+    hosts and wire one after another in part: `p_pair`, without it the slower of the two decides.
     """
     payload = float(fabric.get("payload", 0.9))
-    pair: float = max(fabric["e_pair"] * span.nic, min(fabric["pair_gbs"] * GB, payload * span.nic))
+    pair: float = max(fabric["e_pair"] * span.nic, fabric["pair_gbs"] * GB)
     share = payload * span.nics * span.nic / span.sharers / span.oversubscription
+    wire = np.minimum(payload * span.nic, share)
+    p = fabric.get("p_pair")
+    alone = np.minimum(pair, wire) if p is None else (pair**-p + wire**-p) ** (-1.0 / p)
     ring = float(fabric["e_send_ring"]) * span.nic
-    rate = np.where(span.per_node > 1, ring, np.minimum(pair, share))
+    rate = np.where(span.per_node > 1, ring, alone)
     alpha = fabric["alpha_pair_us"] * US + span.extra_latency_s
     return Curves(alpha_s=alpha, bandwidth=np.minimum(rate, span.slot))

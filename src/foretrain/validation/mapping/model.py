@@ -30,11 +30,20 @@ CLASSES: Mapping[str, str] = {
     "other": "this class of models is not modelled",
 }
 
-#: The GPipe prototype of DS3Lab trains with light-weight stubs of embedding and loss (its author).
-STUB_VOCAB = 2
+#: Rows of the word table of the GPipe prototype of DS3Lab: those of bert-base-cased. Its author
+#: counts 226 MiB more in fp32 for the first stage than for others (results/gpt3_xl_fp16.md).
+PROTOTYPE_VOCAB = 28996
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+#: Its modules/gpt_modules.py of April 2022: ReLU, no dropout, no causal mask, a classifier on top.
+_PROTOTYPE: Mapping[str, Any] = {
+    "activation": "relu",
+    "causal": False,
+    "head": "classification",
+    "tied": False,
+    **_NO_DROPOUT,
+}
 _LLAMA: Mapping[str, Any] = {"family": "llama"}
 
 #: Architectures by words of the model's name, the first match decides. What is not said here is
@@ -107,11 +116,11 @@ def map_model(row: Row, assumed: Assumed) -> Mapping[str, Any] | str:
         model["tied"] = False
     elif "tied embeddings" in row.arch_note:
         model["tied"] = True
-    elif has_word(row.framework, "dedloc"):  # its head is a weight of its own (gpt_modules.py)
-        model["tied"] = False
+    elif has_word(row.framework, "dedloc"):
+        model |= _PROTOTYPE
     if row.vocab is None and has_word(row.framework, "dedloc"):
-        model["vocab"] = STUB_VOCAB
-        assumed.add(f"vocab = {STUB_VOCAB} (not stated; embedding and loss are stubs)")
+        model["vocab"] = PROTOTYPE_VOCAB
+        assumed.add(f"vocab = {PROTOTYPE_VOCAB} (not stated; the size of the first stage)")
     many = ("vocab", "ffn") if architecture["family"] == "gpt" else ("vocab", "ffn", "kv_heads")
     for key in many:
         if model[key] is None:

@@ -260,6 +260,7 @@ def map_overlap(row: Row, stack: Stack) -> dict[str, bool]:
         overlap["tp"] = False
     if "gradient bucketing off" in notes:
         overlap["grad"] = False
-    if has_word(row.framework, "dedloc"):  # sends and receives run on streams of their own
-        overlap["p2p"] = True
+    if has_word(row.framework, "dedloc"):
+        # sends and receives run on streams of their own, gradients wait for the whole backward
+        overlap |= {"p2p": True, "grad": False}
     return overlap

@@ -46,6 +46,8 @@ def _precision(row: Row, stack: Stack, assumed: Assumed) -> str | dict[str, str]
     word = map_precision(row, stack, assumed)
     if word == "pure-bf16" and has_word(row.precision, "fp32 gradient"):
         return dict(_PURE_WITH_FP32_SUMS)
+    if word == "fp16" and has_word(row.framework, "dedloc"):
+        return dict(_HALF_WITH_MASTER)
     return _with_gradients(word, stack, assumed)
 
 
@@ -76,6 +78,13 @@ _PURE_WITH_FP32_SUMS = {
     **dict.fromkeys(("compute", "weight", "grad", "moments"), "bf16"),
     **dict.fromkeys(("grad_reduce", "grad_accumulate"), "fp32"),
     "master": "none",
+}
+
+#: The GPipe prototype: `model.half()`, gradients summed and reduced in fp16, an fp32 copy of the
+#: weights (pipeline_parallel/dist_gpipe_pipeline_async.py, optimizer/optimizer.py).
+_HALF_WITH_MASTER = {
+    **dict.fromkeys(("compute", "weight", "grad", "grad_reduce", "grad_accumulate"), "fp16"),
+    **dict.fromkeys(("master", "moments"), "fp32"),
 }
 
 
@@ -121,4 +130,5 @@ def map_optimizer(row: Row) -> str:
     """Returns none where the task says that no optimizer runs, else sgd or adam by its words."""
     if has_word(row.task, "no optimizer"):
         return "none"
-    return "sgd" if has_word(row.optimizer, "sgd") else "adamw"
+    plain = has_word(row.framework, "dedloc")  # optim.SGD without momentum (same file)
+    return "sgd" if plain or has_word(row.optimizer, "sgd") else "adamw"
