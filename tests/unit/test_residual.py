@@ -16,7 +16,6 @@ from foretrain.cost.residual import LEAF, Trees, has_residual, key_of, residual_
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
 
-
 #: A kernel of the tables; a stack that names none has the formula alone on this device.
 STACK = replace(load_stack("pytorch-eager"), gemm_kernel="torch.nn.functional.linear")
 
