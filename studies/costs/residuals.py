@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from gemm_targets import ODD
 from least_squares import held_out
-from residual_trees import Shipped, Table, fit, save
+from residual_trees import WORTH, WORTH_ANY, Shipped, Table, fit, save
 
 from foretrain.cost.compute import attention, convolution, gemm, moe
 from foretrain.cost.compute.convolution_kernels import Images
@@ -82,6 +82,7 @@ def gemm_table(frame: pd.DataFrame, device: str, dtype: str, kernel: str) -> Ite
         left_out=rows.left_out[known],
         classes=rows.classes[known],
         sizes={name: rows.columns[name][known] for name in "bmnk"} | {"loss": rows.loss[known]},
+        worth=WORTH if kernel else WORTH_ANY,
     )
 
 

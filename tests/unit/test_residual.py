@@ -16,10 +16,12 @@ from foretrain.cost.residual import LEAF, Trees, has_residual, key_of, residual_
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
 
+#: A kernel of the tables; a stack that names none has the formula alone on this device.
+STACK = replace(load_stack("pytorch-eager"), gemm_kernel="torch.nn.functional.linear")
+
 
 def machine(device: str = "h100-sxm", **words: str) -> Machine:
-    stack = replace(load_stack("pytorch-eager"), **words)
-    return Machine(device=find_device(device), stack=stack, warm=False)
+    return Machine(device=find_device(device), stack=replace(STACK, **words), warm=False)
 
 
 def gemm_entry(device: str = "h100-sxm", dtype: str = "bf16") -> Constants:
@@ -28,7 +30,7 @@ def gemm_entry(device: str = "h100-sxm", dtype: str = "bf16") -> Constants:
 
 def seconds(device: str, m: float, n: float = 4096.0, k: float = 4096.0) -> float:
     ops = Operators(op="gemm", dtype="bf16", shape={"m": m, "n": n, "k": k})
-    return float(time(ops, find_device(device), load_stack("pytorch-eager")).value_s[0])
+    return float(time(ops, find_device(device), STACK).value_s[0])
 
 
 def formula(device: str, m: float, n: float = 4096.0, k: float = 4096.0) -> float:
@@ -74,6 +76,12 @@ def test_another_chip_with_the_same_constants_has_the_formula_alone():
     assert gemm_entry("h20").values == gemm_entry("h100-sxm").values
     assert seconds("h20", 4096.0) == pytest.approx(formula("h20", 4096.0), rel=1e-12)
     assert seconds("h200-sxm", 4096.0) != pytest.approx(formula("h200-sxm", 4096.0), rel=1e-6)
+
+
+def test_a_stack_that_names_no_kernel_has_the_formula_alone():
+    device = find_device("h100-sxm")
+    unknown = gemm.constants_for(machine(gemm_kernel=""), "bf16")
+    assert residual_of("gemm", unknown, device, "bf16") is None
 
 
 def test_a_dtype_that_the_table_does_not_hold_has_the_formula_alone():
