@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from foretrain.compiler.launches import LaunchList
@@ -199,7 +199,14 @@ class WeightTraffic:
         self, step: Redistribution, path: str, after: Sequence[int] = (), size: float = 0.0
     ) -> int:
         """Gathers updated weights; `size` bytes are copies of them that live that long."""
-        precision = self.launches.context.precision
+        c = self.launches.context
+        precision = c.precision
+        count = 1
+        if c.stack.owner_broadcasts and step.collective == "all_gather":
+            # a weight has one owner: no more of them than weights, each with a call of its own
+            weights = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)
+            count = min(c.mesh.size(step.axes), weights)
+            step = replace(step, collective="broadcast")
         return self.launches.collective(
             step,
             precision.weight,
@@ -207,6 +214,7 @@ class WeightTraffic:
             label=f"{path} updated weights",
             stream="gather",
             after=after,
+            count=count,
             delta_start={"optimizer step": size} if size else None,
             delta_end={"optimizer step": -size} if size else None,
         )
