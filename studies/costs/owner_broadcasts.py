@@ -7,8 +7,8 @@ has steps of one job on 64 to 1,024 A100 whose optimizer states lie with all dat
 with those of one node. Each weight has one owner, which broadcasts it (`owner_broadcasts`): over
 all ranks in the one case, inside the node in the other. All else is equal, so that the difference
 of the two steps is that of the broadcasts. Printed: the tau_ring at which the predicted difference
-is the measured one, for every pair, the medians, and what InfiniBand has. The constant is the median of
-tp 1; tp 2 is not in the fit.
+is the measured one, for every pair, the medians, and what InfiniBand has. The constant is the
+median of tp 1; tp 2 is not in the fit.
 """
 
 from __future__ import annotations
