@@ -63,7 +63,9 @@ class Stack:
     flat_gather: bool = False  # ZeRO's gather of new weights copies them to flat buffers, twice
     ddp_buckets: bool = False  # replicas without ZeRO are DDP: buckets hold all gradients once more
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
-    whole_gradients: bool = False  # DDP without ZeRO; with ZeRO-1 one all-reduce of all gradients
+    whole_gradients: bool = False  # DDP without ZeRO; with ZeRO-1 all-reduces of all gradients
+    bucket_passes: float = 0.0  # over all gradients: into flat buckets, divided, and back
+    owner_broadcasts: bool = False  # ZeRO-1 gives whole weights to ranks, each broadcasts its own
     kernel_factor: float = 1.0  # time of kernels over that with the libraries of the tables
     zero_gather_us: float = 0.0  # host time per weight and rank to take gathered weights apart
     checked_collectives: bool = False  # ranks compare notes before each one (step.toml)

@@ -6,7 +6,8 @@ Groups of rows that differ in the number of devices (and of data-parallel copies
 work per device. Their step time grows with communication, which the model predicts, and with the
 slowest device. sigma is what remains: the weighted median over groups of
 log(measured growth / growth predicted with sigma 0) over the growth of the expected maximum.
-Printed per family and over all, and with each family left out.
+Printed per family and over all, and with each family left out; FP8 apart, where
+ranks may also wait for each other's scales.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def main(path: Path, families: tuple[str, ...]) -> None:
         n0, n1 = first.row.n_gpus or 1, last.row.n_gpus or 1
         span = straggler.slowest_of(n1) - straggler.slowest_of(n0)
         excess = log(large_m / small_m) - log(large / small)
-        found[first.row.family].append(excess / span)
+        fp8 = " FP8" if "8" in first.row.precision else ""
+        found[f"{first.row.family}{fp8}"].append(excess / span)
         print(
             f"{first.row.id} .. {last.row.id} {n0} -> {n1}: measured {large_m / small_m:.3f}, "
             f"predicted {large / small:.3f}, sigma {excess / span:+.4f}"

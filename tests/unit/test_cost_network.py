@@ -203,6 +203,23 @@ def test_latency_is_added_per_crossing():
         assert (us(far, event) - us(near, event))[0] == pytest.approx(hops * 5e4, rel=0.01)
 
 
+def test_a_broadcast_passes_every_rank():
+    """NCCL broadcasts around a ring: twice the ranks, twice the time to fill it."""
+    times = [
+        us(cluster("a100-sxm-80gb", n), comm(MIB, 8 * n, "broadcast"))[0] for n in (16, 32, 64)
+    ]
+    assert times[2] - times[1] > 1.5 * (times[1] - times[0])
+    where = cluster("a100-sxm-80gb", 64)
+    gather = us(where, comm(MIB, 512, "all_gather"))[0]
+    assert times[2] == pytest.approx(gather, rel=0.01)
+
+
+def test_rings_over_roce_take_longer_on_a100_nodes():
+    old, new = (parse_cluster(f"16x8 {gpu}, 8x200G roce") for gpu in ("a100-sxm-80gb", "h100-sxm"))
+    small = [us(where, comm(MIB, 128, "all_gather"))[0] for where in (old, new)]
+    assert small[0] > 2.0 * small[1]
+
+
 def test_a_wide_domain_counts_as_one_node():
     rack = cluster("gb200", 2, devices=4, nvl_domain=8, nics_per_node=4)
     assert build_cost_model(rack, stack()).price([comm(MIB, 8)]).link == ("scaleup",)

@@ -8,6 +8,7 @@ import pytest
 
 from foretrain.cost.calibration import load
 from foretrain.cost.host import host_seconds
+from foretrain.hardware import parse_cluster
 from foretrain.predict import predict
 from foretrain.program import CommEvent, ComputeEvent
 from foretrain.run.load import load_run
@@ -16,6 +17,8 @@ from foretrain.run.stacks import load_stack
 from foretrain.simulator.result import EventCost, Result
 
 NANOTRON = load_stack("nanotron")
+#: The weights of `run_of`: nine per layer; word embedding, final norm, head.
+WEIGHTS = 4 * 9 + 1 + 2
 
 
 def run_of(zero: int, **stack: object) -> RunSpec:
@@ -80,15 +83,47 @@ def test_gathered_weights_are_taken_apart_one_by_one() -> None:
     result = predict(run_of(1))
     events = [item.event for item in result.events if isinstance(item.event, ComputeEvent)]
     (apart,) = [event for event in events if event.op == "weight_parts"]
-    weights = 4 * 9 + 1 + 2  # layers; word embedding, final norm, head
-    assert apart.get("copies") == 8 * weights
+    assert apart.get("copies") == 8 * WEIGHTS
     assert host_seconds(apart, apart.get("copies"), NANOTRON) == pytest.approx(
-        8 * weights * (NANOTRON.host_launch_us + NANOTRON.zero_gather_us) * 1e-6
+        8 * WEIGHTS * (NANOTRON.host_launch_us + NANOTRON.zero_gather_us) * 1e-6
     )
     assert not any(
         isinstance(item.event, ComputeEvent) and item.event.op == "weight_parts"
         for item in predict(run_of(0)).events
     )
+
+
+def test_owners_broadcast_their_weights_one_after_another() -> None:
+    shards = of_data(predict(run_of(1)))["all_gather"]
+    owners = of_data(predict(run_of(1, owner_broadcasts=True)))
+    assert set(owners) == {"all_reduce", "broadcast"}
+    assert all(isinstance(i.event, CommEvent) and i.event.count == 8 for i in owners["broadcast"])
+    assert moved(owners["broadcast"]) == pytest.approx(moved(shards))
+
+
+def test_there_are_no_more_owners_than_weights() -> None:
+    run = run_of(1, owner_broadcasts=True)
+    wide = replace(
+        run,
+        training=replace(run.training, global_batch=1024),
+        cluster=parse_cluster("64x8 h100-sxm, 32x100G efa"),
+    )
+    counts = {
+        item.event.count
+        for item in predict(wide).events
+        if isinstance(item.event, CommEvent) and item.event.collective == "broadcast"
+    }
+    assert counts == {WEIGHTS}
+
+
+def test_gradients_are_copied_to_their_buckets_and_back() -> None:
+    def extra(passes: float) -> float:
+        return predict(run_of(1, bucket_passes=passes)).step_time_s.value - plain
+
+    plain = predict(run_of(1)).step_time_s.value
+    assert extra(6.0) > 0.0
+    # twice the passes take twice as long but for the launch
+    assert extra(12.0) == pytest.approx(2.0 * extra(6.0), rel=0.05)
 
 
 def test_a_check_takes_longer_with_every_rank_and_more_on_other_nodes() -> None:

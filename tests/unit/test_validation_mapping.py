@@ -432,6 +432,14 @@ def test_attention_is_honoured(text: str, attention: str | None) -> None:
     assert map_attention(replace(ROW, attention_impl=text)) == attention
 
 
+def test_pax_had_no_flash_attention_before_april_2024() -> None:
+    pax = replace(ROW, framework="PaxML (rosetta)", attention_impl="")
+    assert map_attention(replace(pax, framework_version="JAX-Toolbox db437900")) == "unfused"
+    assert map_attention(replace(pax, framework_version="JAX-Toolbox 28603900")) is None
+    other = replace(pax, framework="T5X (rosetta)", framework_version="JAX-Toolbox db437900")
+    assert map_attention(other) is None
+
+
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_other_classes_of_models_are_refused_by_name(name: str) -> None:
     with pytest.raises(Unsupported) as caught:

@@ -105,6 +105,22 @@ def norm_segment(table: EventTable, elements: int, precision: Precision) -> Segm
     return Segment(name="gradient norm", items=(item,))
 
 
+def buckets_segment(
+    table: EventTable, elements: int, passes: float, precision: Precision
+) -> Segment:
+    """Returns the copies of gradients to and from the buckets that they are reduced in."""
+    event = ComputeEvent(
+        op="weight_copy",
+        direction="optimizer",
+        dtype=precision.grad_reduce,
+        shape=(("params", float(elements)),),
+        flops=0.0,
+        bytes=passes * precision.bytes("grad_reduce") * elements,
+    )
+    item = Item(label="gradients in buckets", event=table.intern(event), category="optimizer")
+    return Segment(name="gradient buckets", items=(item,))
+
+
 def parts_segment(table: EventTable, elements: int, copies: int, precision: Precision) -> Segment:
     """Returns the copies of gathered weights from flat buffers to their places, one by one.
 

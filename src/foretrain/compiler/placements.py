@@ -30,7 +30,7 @@ from foretrain.mesh import Mesh
 FLAT = "*"
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"
 ]
 
 

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from foretrain.compiler.launches import LaunchList, StageContext, Tie
 from foretrain.compiler.offload import host_step
-from foretrain.compiler.optimizer import norm_segment, parts_segment, update_segment
+from foretrain.compiler.optimizer import (
+    buckets_segment,
+    norm_segment,
+    parts_segment,
+    update_segment,
+)
 from foretrain.compiler.parameters import merge
 from foretrain.compiler.states import updated_elements
 from foretrain.compiler.weights import WeightTraffic
@@ -25,11 +30,16 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
     elements = updated_elements(c)
     kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
     after = weights.reductions
+    if c.stack.bucket_passes and after:
+        reduced = sum(group.elements for group in groups)
+        segment = buckets_segment(c.table, reduced, c.stack.bucket_passes, c.precision)
+        after = [_run_segment(launches, segment, after)]
     if c.tree.runtime.offload != "none":
         waits = tuple(after) or _last_run(launches)
         weights.publish_after(host_step(launches, waits))
         return
-    clipped = kept if c.stack.whole_gradients else elements
+    whole = c.stack.whole_gradients and not c.stack.flat_step  # of all gradients, or of a shard
+    clipped = kept if whole else elements
     if c.stack.grad_norm:
         norm = _run_segment(launches, norm_segment(c.table, clipped, c.precision), after)
         after = [_norm_all_reduce(launches, norm)]

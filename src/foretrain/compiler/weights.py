@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from foretrain.compiler.launches import LaunchList
@@ -158,7 +158,7 @@ class WeightTraffic:
             return
         for unit in c.units():
             handles = [
-                self._publish(step, unit.path)
+                self._publish(step, unit.path, unit=unit)
                 for group in unit.groups
                 for step in group.publish(c.mesh)
             ]
@@ -196,10 +196,19 @@ class WeightTraffic:
         return [step for group in groups for step in group.publish(c.mesh)]
 
     def _publish(
-        self, step: Redistribution, path: str, after: Sequence[int] = (), size: float = 0.0
+        self,
+        step: Redistribution,
+        path: str,
+        after: Sequence[int] = (),
+        size: float = 0.0,
+        unit: Unit | None = None,
     ) -> int:
-        """Gathers updated weights; `size` bytes are copies of them that live that long."""
+        """Gathers updated weights of one unit or of all.
+
+        `size` bytes are copies of them that live that long.
+        """
         precision = self.launches.context.precision
+        step, count = self._handed_out(step, unit)
         return self.launches.collective(
             step,
             precision.weight,
@@ -207,6 +216,19 @@ class WeightTraffic:
             label=f"{path} updated weights",
             stream="gather",
             after=after,
+            count=count,
             delta_start={"optimizer step": size} if size else None,
             delta_end={"optimizer step": -size} if size else None,
         )
+
+    def _handed_out(self, step: Redistribution, unit: Unit | None) -> tuple[Redistribution, int]:
+        """Returns the collective that hands out new weights, and how many calls it takes.
+
+        Where a weight has one owner there are no more owners than weights, each with a call.
+        """
+        c = self.launches.context
+        if not c.stack.owner_broadcasts or step.collective != "all_gather":
+            return step, 1
+        instances = [i for chunk in c.chunks for i in chunk if unit in (None, i.unit)]
+        weights = sum(len(instance.lowered.weights) for instance in instances)
+        return replace(step, collective="broadcast"), min(c.mesh.size(step.axes), weights)

@@ -44,6 +44,10 @@ independent check:
   over nodes ran with checks was read off all sizes;
 - flagperf: stacks by its scripts, looked up where predictions were too fast; llm-foundry: the
   attention kernel (two runs); the default stack of preset megatron on Ampere;
+- internevo: rings over RoCE on A100 nodes were fitted on its rows with tp 1; how it reduces
+  gradients and hands out weights was looked up in its code where predictions were too fast;
+  jax_toolbox: which containers of Pax had flash attention, likewise;
+- megatron_ci_golden: the host time per operator of Megatron-LM, on its rows without a pipeline;
 - BERT: kernels of eager unfused softmax, element-wise work of the stacks of 2020 (one GPU of
   DLPerf); ResNet-50: convolutions on RTX 3090 and V100;
 - mli_3090ti, neusight_labels, decentralized_fm_v100: the stacks of Hugging Face's trainer, tiles of

@@ -30,7 +30,8 @@ from foretrain.cost.calibration import load
 from foretrain.cost.network.curve import Curve, Curves, Value, bus_factor
 from foretrain.units import GB, MIB, US
 
-RINGS = ("all_gather", "reduce_scatter")
+#: NCCL knows no other way than a ring for these.
+RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
 #: A curve and the bus factor that it takes.
 Part = tuple[Curve, float]
 
@@ -139,7 +140,7 @@ def _hops(collective: str, nodes: Value) -> Value:
     doublings = np.frexp(nodes - 1.0)[1].astype(np.float64)  # log2 of the nodes, rounded up
     if collective == "all_reduce":
         return 2.0 * doublings
-    return doublings if collective == "broadcast" else 1.0
+    return 1.0
 
 
 def _all_to_all(span: Span, fabric: Mapping[str, Any]) -> tuple[tuple[Curves, Value], ...]:

@@ -42,6 +42,10 @@ STACKS: tuple[tuple[str, str, str], ...] = (
 #: Words that say that Megatron-LM ran with Transformer Engine: its Core releases do by default.
 _TE_WORDS = ("transformer_engine", " te ", "(te)", "megatron-core", "core_", "flagscale", "contain")
 
+#: Revisions of JAX-Toolbox whose tables were measured before its Pax containers enabled flash
+#: attention (rosetta/projects/pax/README.md, changelog of 4/26/2024).
+_PAX_UNFUSED = ("69233e9c", "7dd2621a", "d95cb7dc", "db437900", "62799732")
+
 
 def map_stack(row: Row, assumed: Assumed) -> str:
     """Returns the name of a stack of the catalog.
@@ -112,6 +116,8 @@ def map_checks(row: Row, assumed: Assumed) -> bool:
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
+    if has_word(row.framework, "paxml") and has_word(row.framework_version, *_PAX_UNFUSED):
+        return "unfused"
     if not text:  # the prototype, and GPT models of HF transformers before 2024
         return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
