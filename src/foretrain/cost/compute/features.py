@@ -54,8 +54,11 @@ def attention_features(shape: Mapping[str, Array], sms: int) -> Array:
     """Returns the features of fused attention."""
     names = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v")
     table = [np.log2(shape[name]) for name in names]
-    heads = shape["batch"] * shape["heads"]
-    table += [np.log2(1.0 + shape["window"]), np.log2(heads)]
+    heads, window = shape["batch"] * shape["heads"], shape["window"]
+    seen = np.where(window > 0.0, np.minimum(window, shape["seq_kv"]), shape["seq_kv"])
+    pairs = np.where(shape["causal"] > 0.0, seen - seen * seen / (2.0 * shape["seq_kv"]), seen)
+    work = heads * shape["seq_q"] * pairs * (shape["head_dim"] + shape["head_dim_v"])
+    table += [np.log2(1.0 + window), np.log2(heads), np.log2(seen / shape["seq_kv"]), np.log2(work)]
     table += [np.log2(shape["heads"] / shape["kv_heads"])]
     for tile in (64.0, 128.0, 256.0):
         waves = heads * np.ceil(shape["seq_q"] / tile) / sms
