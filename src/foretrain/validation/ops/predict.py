@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.catalog import names
+from foretrain.cost.answer import width
 from foretrain.cost.model import build_cost_model
 from foretrain.errors import InputError
 from foretrain.hardware.grammar import parse_cluster
@@ -23,9 +24,9 @@ from foretrain.validation.ops.table import OpRow
 
 #: The stack of rows that name none, or name a kernel instead.
 USUAL = "pytorch-eager"
-#: Least time from the launch of a kernel to the event behind it: small PyTorch calls of six devices
-#: take 26 to 57 us (NeuSight), of which the host has 20 by the stack.
-ALONE_S = 15e-6
+#: Of the host's time for an operator, what comes after its launch; and the least time from the
+#: launch to the event behind it. PyTorch calls of six devices (studies/costs/calls.py).
+BEHIND_S, ALONE_S = 6e-6, 15e-6
 Array = NDArray[np.float64]
 
 
@@ -111,9 +112,10 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     host = np.add.reduceat(prices.host_s, starts)
     alone = np.array([outcome.row.launch_included for outcome in outcomes])
+    slow = width("fitted", "host")
     value, low, high = (
-        timed_alone(np.add.reduceat(x, starts), host, alone)
-        for x in (prices.value_s, prices.low_s, prices.high_s)
+        timed_alone(np.add.reduceat(x, starts), host, alone, pace=pace)
+        for x, pace in ((prices.value_s, 1.0), (prices.low_s, 1.0 / slow), (prices.high_s, slow))
     )
     return [
         replace(
@@ -126,9 +128,13 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     ]
 
 
-def timed_alone(seconds: Array, host: Array, alone: NDArray[np.bool_]) -> Array:
+def timed_alone(
+    seconds: Array, host: Array, alone: NDArray[np.bool_], *, pace: float = 1.0
+) -> Array:
     """Returns what two events around a call measure where `alone` is set, else the kernels' time.
 
-    The first event passes on an idle device, so that the time of the host counts whole.
+    The first event passes on an idle device: the time of the host until the launch counts whole.
+    `pace` multiplies the times of the host: those of tables differ.
     """
-    return np.where(alone, host + np.maximum(seconds, ALONE_S), seconds)
+    before = np.maximum(host - BEHIND_S, 0.0)
+    return np.where(alone, pace * before + np.maximum(seconds, pace * ALONE_S), seconds)
