@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from foretrain.catalog import names
 from foretrain.cost.answer import width
-from foretrain.cost.model import build_cost_model
+from foretrain.cost.calibration import tables_of_user
+from foretrain.cost.compute import memory_bound
+from foretrain.cost.model import build_cost_model, provider
 from foretrain.errors import InputError
 from foretrain.hardware.grammar import parse_cluster
-from foretrain.hardware.names import find_devices
+from foretrain.hardware.names import find_device, find_devices
 from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
 from foretrain.stack import Stack
@@ -27,6 +29,8 @@ USUAL = "pytorch-eager"
 #: Of the host's time for an operator, what comes after its launch; and the least time from the
 #: launch to the event behind it. PyTorch calls of six devices (studies/costs/calls.py).
 BEHIND_S, ALONE_S = 6e-6, 15e-6
+#: Operands below so many bytes are a matter of floors, below so many sizes of L2 one of caches.
+SMALL_BYTES, FITS_L2 = 1e6, 1.3
 Array = NDArray[np.float64]
 
 
@@ -113,9 +117,14 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     host = np.add.reduceat(prices.host_s, starts)
     alone = np.array([outcome.row.launch_included for outcome in outcomes])
     slow = width("fitted", "host")
+    wide = np.array([kernel_width(outcome) for outcome in outcomes])
     value, low, high = (
-        timed_alone(np.add.reduceat(x, starts), host, alone, pace=pace)
-        for x, pace in ((prices.value_s, 1.0), (prices.low_s, 1.0 / slow), (prices.high_s, slow))
+        np.add.reduceat(x, starts) for x in (prices.value_s, prices.low_s, prices.high_s)
+    )
+    low, high = np.minimum(low, value / wide), np.maximum(high, value * wide)
+    value, low, high = (
+        timed_alone(x, host, alone, pace=pace)
+        for x, pace in ((value, 1.0), (low, 1.0 / slow), (high, slow))
     )
     return [
         replace(
@@ -126,6 +135,27 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
         )
         for i, outcome in enumerate(outcomes)
     ]
+
+
+def kernel_width(outcome: OpOutcome) -> float:
+    """Returns the least interval factor of a row, by its size.
+
+    A table of kernels that move data says neither whether it found them in L2 nor how they were
+    written; calls of PyTorch, or the user's own measurements, are what their constants were
+    fitted to.
+    """
+    known = outcome.row.launch_included or "memory" in tables_of_user(outcome.device)
+    if known or provider(outcome.op) is not memory_bound.price:
+        return 1.0
+    return width("table", f"memory_{kernel_class(outcome)}")
+
+
+def kernel_class(outcome: OpOutcome) -> str:
+    """Returns the size of what a kernel moves: small (of its floor), cached (of L2) or large."""
+    moved = max(event.bytes for event in outcome.events)
+    if moved < SMALL_BYTES:
+        return "small"
+    return "cached" if moved < FITS_L2 * find_device(outcome.device).l2_bytes else "large"
 
 
 def timed_alone(
