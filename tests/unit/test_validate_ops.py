@@ -97,7 +97,7 @@ def test_small_calls_take_what_the_host_needs_for_their_operator(tmp_path):
     path = table(tmp_path / "a.csv", *({**call, "stack": "torch_vector"} for call in calls))
     outcomes = predict_ops([item.row for item in read_ops(path)])
     for outcome, us in zip(outcomes, measured, strict=True):
-        assert outcome.value_s == pytest.approx(us * 1e-6, rel=0.11)
+        assert outcome.value_s == pytest.approx(us * 1e-6, rel=0.12)
         assert outcome.low_s == pytest.approx(outcome.value_s / 1.7)
         assert outcome.high_s == pytest.approx(outcome.value_s * 1.7)
 

@@ -28,7 +28,7 @@ from foretrain.validation.ops.table import OpRow
 USUAL = "pytorch-eager"
 #: Of the host's time for an operator, what comes after its launch; and the least time from the
 #: launch to the event behind it. PyTorch calls of six devices (studies/costs/calls.py).
-BEHIND_S, ALONE_S = 6e-6, 15e-6
+BEHIND_S, ALONE_S = 5e-6, 15e-6
 #: Operands below so many bytes are a matter of floors, below so many sizes of L2 one of caches.
 SMALL_BYTES, FITS_L2 = 1e6, 1.3
 Array = NDArray[np.float64]
