@@ -192,6 +192,13 @@ def test_a_calibration_needs_a_device_and_rows(tmp_path, capsys):
     assert "usable rows" in capsys.readouterr().err
 
 
+#: An entry of a device that the catalog has no GEMM constants for, but for the constants.
+NEW = {
+    "devices": ["ascend-910b"], "dtypes": ["bf16"], "form": "tile", "mark": "fitted",
+    "source": "made up",
+}  # fmt: skip
+
+
 def unseen_gemms(factors: dict[str, float], stacks: tuple[str, ...]) -> list[MeasuredOp]:
     """Times of a device without constants of its own, which are those of any device x `factors`."""
     made = [
@@ -200,8 +207,7 @@ def unseen_gemms(factors: dict[str, float], stacks: tuple[str, ...]) -> list[Mea
     ]
     usual = next(prior for prior in load("gemm_prior")["prior"] if prior["tiles"] == "basic")
     truth = {name: value * factors.get(name, 1.0) for name, value in usual["start"].items()}
-    entry = {"devices": ["ascend-910b"], "dtypes": ["bf16"], "form": "tile", "tiles": "basic", **truth,
-             "mark": "fitted", "source": "made up"}  # fmt: skip
+    entry = {**NEW, "tiles": "basic", **truth}
     with constants_of_user({"gemm_fitted": [entry]}):
         return measured(made, noise=0.02)
 
@@ -228,8 +234,7 @@ def test_the_priors_of_gemms_cover_every_constant_of_a_tile_entry(tmp_path: Path
     for prior in load("gemm_prior")["prior"]:
         assert set(prior["start"]) == set(prior["width"])
         assert all(0.1 <= width < 3.0 for width in prior["width"].values())
-        entry = {**prior["start"], "form": "tile", "tiles": prior["tiles"], "devices": ["ascend-910b"],
-                 "dtypes": ["bf16"], "mark": "fitted", "source": "a test"}  # fmt: skip
+        entry = {**NEW, "tiles": prior["tiles"], **prior["start"]}
         path = tmp_path / f"{prior['tiles']}.toml"
         path.write_text(operators_text({"gemm": [entry]}))
         assert read_operators(path)["gemm_fitted"][0]["tiles"] == prior["tiles"]
