@@ -118,15 +118,10 @@ def names_of(dtype: str, kernel: str, tiles: str) -> tuple[str, ...]:
     return names
 
 
-def fit_rows(
-    parts: list[Rows], tiles: str, *, start: Values | None = None, kernel: str = ""
-) -> Values:
-    """Returns the constants that fit rows of one or several devices together.
-
-    `start`: constants of other devices, held by the narrower priors of a table of few rows.
-    """
+def fit_rows(parts: list[Rows], tiles: str, *, kernel: str = "") -> Values:
+    """Returns the constants that fit rows of one or several devices together."""
     measured = np.concatenate([part.measured for part in parts])
-    names = names_of(parts[0].dtype, kernel, tiles) if start is None else tuple(start)
+    names = names_of(parts[0].dtype, kernel, tiles)
 
     def model(values: np.ndarray) -> np.ndarray:
         constants = dict(zip(names, values, strict=True))
@@ -135,9 +130,9 @@ def fit_rows(
     usual = {name: PRIORS[name][0] for name in names}
     if "host_us" in usual:  # the least time of a call is the host's
         usual |= {"host_us": 1e6 * float(np.quantile(measured, 0.1)), "t0_us": 6.0}
-    begins = [usual, {**usual, **SECOND}] if start is None else [start]
+    begins = [usual, {**usual, **SECOND}]
     low, high = (np.array([PRIORS[name][i] for name in names]) for i in (2, 3))
-    width = np.array([PRIORS[name][1 if start is None else 4] for name in names])
+    width = np.array([PRIORS[name][1] for name in names])
     fits = [
         fit_constants(model, measured, np.array(list(begin.values())), width, low=low, high=high)
         for begin in begins
@@ -151,14 +146,9 @@ def fit_rows(
     return dict(zip(names, min(fits, key=cost).tolist(), strict=True))
 
 
-def best_fit(
-    rows: Rows, choices: tuple[str, ...], *, start: Values | None = None, kernel: str = ""
-) -> tuple[Values, str]:
+def best_fit(rows: Rows, choices: tuple[str, ...], *, kernel: str = "") -> tuple[Values, str]:
     """Returns the constants and the tiles that fit best."""
-    fits = [
-        (fit_rows([rows], tiles, start=start, kernel=kernel), tiles)
-        for tiles in dict.fromkeys(choices)
-    ]
+    fits = [(fit_rows([rows], tiles, kernel=kernel), tiles) for tiles in dict.fromkeys(choices)]
     return min(fits, key=lambda fit: float(np.abs(np.log1p(rows.error(*fit))).mean()))
 
 
@@ -279,7 +269,7 @@ def main(tables: Path, *, write: bool, only: str) -> None:
         for stack, part in group.groupby("stack", sort=True):
             kernels.append(fit_kernel(part, device, dtype, str(stack), rng))
     if only == "*":
-        usual += families(frame, samples, np.random.default_rng(SEED))
+        usual.append(joint(samples))
     if write:
         save("gemm_fitted", "for an unknown kernel", usual)
         save("gemm_kernels", "of named kernels (`gemm_kernel` of a stack)", kernels)
@@ -350,42 +340,18 @@ def save(name: str, what: str, entries: list[str]) -> None:
     (OUT / f"{name}.toml").write_text(head + "\n".join(entries), encoding="utf-8")
 
 
-def families(frame: pd.DataFrame, samples: dict[str, Rows], rng: np.random.Generator) -> list[str]:
-    """Leaves out device families, then adds 30 probe rows; returns the joint entry of all."""
-    nvidia = {name: rows for name, rows in samples.items() if name in FAMILIES}
-    everything = fit_rows(
-        [r.take(np.arange(0, len(r.measured), 3)) for r in nvidia.values()], "basic"
-    )
-    for name, family in FAMILIES.items():
-        if name not in nvidia:
-            continue
-        rest = [
-            rows.take(np.arange(0, len(rows.measured), 3))
-            for other, rows in nvidia.items()
-            if FAMILIES[other] != family
-        ]
-        tiles = "basic"
-        values = fit_rows(rest, tiles)
-        rows = Rows(frame[(frame.device == name) & (frame.dtype == "bf16")], name, "bf16")
-        report(f"{name} bf16, its family left out", rows, values, tiles)
-        used = np.flatnonzero(~rows.left_out)
-        big = used[rows.classes[used] == 0]
-        wide = used[rows.columns["m"][used] >= 64]
-        errors: list[float] = []
-        for _ in range(8):
-            probes = np.concatenate(
-                [rng.choice(wide, 20, replace=False), rng.choice(big, 10, replace=False)]
-            )
-            own = best_fit(rows.take(probes), ("basic", "fine"), start=values)
-            error = np.abs(rows.error(*own))
-            errors.append(float(error[rows.left_out & (rows.classes == 0)].mean()))
-        text = ", ".join(f"{100 * error:.1f}" for error in sorted(errors))
-        sys.stdout.write(f"{name} bf16, after 30 probes, big shapes, 8 draws: {text} %\n")
-    target = Target((), ("*",))
+def joint(samples: dict[str, Rows]) -> str:
+    """Returns the entry of devices without a table: one fit of all families."""
+    values = joint_values([rows for name, rows in samples.items() if name in FAMILIES])
     source = (
         "joint fit of A100, H100, B200, B300, GB200, RTX PRO 6000 (NVIDIA aiconfigurator 0.12.0)"
     )
-    return [entry(target, HALF, everything, source, bands=None, mark="guess")]
+    return entry(Target((), ("*",)), HALF, values, source, bands=None, mark="guess")
+
+
+def joint_values(parts: list[Rows]) -> Values:
+    """Returns the constants that fit several devices together, to every third row of each."""
+    return fit_rows([rows.take(np.arange(0, len(rows.measured), 3)) for rows in parts], "basic")
 
 
 if __name__ == "__main__":

@@ -70,28 +70,27 @@ FAMILIES = {
     "a100-sxm-80gb": "ampere", "h100-sxm": "hopper", "b200-sxm": "blackwell",
     "b300-sxm": "blackwell", "gb200": "blackwell", "rtx-pro-6000": "blackwell gddr",
 }  # fmt: skip
-#: Constants: where a fit starts, the width of its prior, bounds, and the width of the prior where a
-#: table of 30 rows starts from the constants of other devices.
-PRIORS: dict[str, tuple[float, float, float, float, float]] = {
-    "e_c": (0.85, 0.3, 0.02, 1.1, 0.3),
-    "e_b": (0.80, 0.3, 0.05, 1.1, 0.2),
-    "t0_us": (2.5, 0.6, 0.2, 200.0, 0.4),
-    "k0": (120.0, 0.6, 1.0, 3000.0, 0.4),
-    "c": (0.5, 1.0, 0.001, 10.0, 0.4),
-    "sigma_us": (2.0, 0.7, 0.01, 60.0, 0.2),
-    "beta": (0.5, 1.0, 0.01, 20.0, 0.2),
-    "q": (0.7, 0.5, 0.01, 1.0, 0.2),
-    "clock": (0.12, 0.7, 0.001, 0.6, 0.7),
-    "clock_ms": (1.0, 1.5, 0.01, 300.0, 0.7),
+#: Constants: where a fit starts, the width of its prior, bounds.
+PRIORS: dict[str, tuple[float, float, float, float]] = {
+    "e_c": (0.85, 0.3, 0.02, 1.1),
+    "e_b": (0.80, 0.3, 0.05, 1.1),
+    "t0_us": (2.5, 0.6, 0.2, 200.0),
+    "k0": (120.0, 0.6, 1.0, 3000.0),
+    "c": (0.5, 1.0, 0.001, 10.0),
+    "sigma_us": (2.0, 0.7, 0.01, 60.0),
+    "beta": (0.5, 1.0, 0.01, 20.0),
+    "q": (0.7, 0.5, 0.01, 1.0),
+    "clock": (0.12, 0.7, 0.001, 0.6),
+    "clock_ms": (1.0, 1.5, 0.01, 300.0),
     # low precision: the cast of the activation that a table counts
-    "cast_bytes": (4.0, 0.7, 0.01, 60.0, 0.7),
+    "cast_bytes": (4.0, 0.7, 0.01, 60.0),
     # named kernels of low precision: a cast that works row by row
-    "row_ns": (0.5, 2.0, 0.001, 50.0, 0.7),
+    "row_ns": (0.5, 2.0, 0.001, 50.0),
     # kernels with one tile by rule: what a last row of tiles costs that is not full
-    "ragged": (0.3, 1.5, 0.001, 2.0, 0.7),
+    "ragged": (0.3, 1.5, 0.001, 2.0),
     # calls that are launched one by one: the host's time, and more for rows that need padding
-    "host_us": (100.0, 0.7, 1.0, 1000.0, 0.7),
-    "host_odd_us": (20.0, 2.0, 0.1, 1000.0, 0.7),
+    "host_us": (100.0, 0.7, 1.0, 1000.0),
+    "host_odd_us": (20.0, 2.0, 0.1, 1000.0),
 }
 BASE = tuple(PRIORS)[:10]
 #: A second start: hard waves of tiles that lose nothing by being small. The cost has two basins.

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from foretrain.cost.calibration import load
-from foretrain.cost.compute.embedding_bag import price_one
+from foretrain.cost.compute.embedding_bag import price_under
 from foretrain.cost.compute.memory_bound import constants_for
 from foretrain.cost.machine import Machine
 from foretrain.hardware import find_device
@@ -55,10 +55,10 @@ def main(path: str) -> None:
     memory = constants_for(machine)
 
     def errors(some: list[tuple[ComputeEvent, float]], changes: dict[str, float]) -> list[float]:
-        changed = rules | changes
+        answers = price_under([event for event, _ in some], machine, rules | changes, memory)
         return [
-            log(price_one(event, machine, changed, memory).value_s * 1e6 / measured)
-            for event, measured in some
+            log(answer.value_s * 1e6 / measured)
+            for answer, (_, measured) in zip(answers, some, strict=True)
         ]
 
     choices = [

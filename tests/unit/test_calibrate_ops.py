@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foretrain.cli.main import main
-from foretrain.cost.calibration import constants_of_user
+from foretrain.cost.calibration import constants_of_user, load
 from foretrain.cost.operator_constants import operators_text, read_operators
 from foretrain.errors import FileFormatError
 from foretrain.validation.ops.calibrate import calibrate_ops
@@ -189,3 +190,51 @@ def test_a_calibration_needs_a_device_and_rows(tmp_path, capsys):
     assert "--device" in capsys.readouterr().err
     assert main(["calibrate", "ops", str(table), "--device", "h100"]) == 1
     assert "usable rows" in capsys.readouterr().err
+
+
+#: An entry of a device that the catalog has no GEMM constants for, but for the constants.
+NEW = {
+    "devices": ["ascend-910b"], "dtypes": ["bf16"], "form": "tile", "mark": "fitted",
+    "source": "made up",
+}  # fmt: skip
+
+
+def unseen_gemms(factors: dict[str, float], stacks: tuple[str, ...]) -> list[MeasuredOp]:
+    """Times of a device without constants of its own, which are those of any device x `factors`."""
+    made = [
+        replace(row, device="ascend-910b", stack=stacks[i % len(stacks)])
+        for i, row in enumerate(rows(40, device="ascend-910b"))
+    ]
+    usual = next(prior for prior in load("gemm_prior")["prior"] if prior["tiles"] == "basic")
+    truth = {name: value * factors.get(name, 1.0) for name, value in usual["start"].items()}
+    entry = {**NEW, "tiles": "basic", **truth}
+    with constants_of_user({"gemm_fitted": [entry]}):
+        return measured(made, noise=0.02)
+
+
+def test_a_device_without_constants_starts_from_what_families_have_in_common():
+    items = unseen_gemms({"e_c": 0.8, "q": 0.3, "clock_ms": 3.0}, ("",))
+    (refit,) = calibrate_ops(items, "ascend-910b", "table.csv").refits
+    assert refit.after < 0.03
+    assert refit.entry["e_c"] == pytest.approx(0.8 * 0.89, rel=0.05)
+
+
+def test_kernels_of_an_unseen_device_stay_near_what_all_of_them_show():
+    """Ten rows of each of four kernels: none is fitted on its own."""
+    items = unseen_gemms({"e_c": 0.8}, ("one", "two", "three", "four"))
+    first, *others = calibrate_ops(items, "ascend-910b", "table.csv").refits
+    assert not first.kernel
+    assert {refit.kernel for refit in others} == {"one", "two", "three", "four"}
+    for refit in others:
+        for name in ("e_c", "e_b", "k0"):
+            assert refit.entry[name] == pytest.approx(first.entry[name], rel=0.15)
+
+
+def test_the_priors_of_gemms_cover_every_constant_of_a_tile_entry(tmp_path: Path):
+    for prior in load("gemm_prior")["prior"]:
+        assert set(prior["start"]) == set(prior["width"])
+        assert all(0.1 <= width < 3.0 for width in prior["width"].values())
+        entry = {**NEW, "tiles": prior["tiles"], **prior["start"]}
+        path = tmp_path / f"{prior['tiles']}.toml"
+        path.write_text(operators_text({"gemm": [entry]}))
+        assert read_operators(path)["gemm_fitted"][0]["tiles"] == prior["tiles"]

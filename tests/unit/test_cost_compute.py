@@ -283,7 +283,7 @@ def test_a_long_row_of_softmax_is_read_again():
         for cols in (1024, 2048)
     )
     times = us(model, short, long)
-    assert times[1] / times[0] == pytest.approx(0.81 / 0.65, rel=0.02)
+    assert times[1] / times[0] == pytest.approx(0.77 / 0.63, rel=0.02)
 
 
 def test_attention_takes_the_constants_of_its_case_and_kernel():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cost_machines import cluster, stack
-from foretrain.cost.compute.embedding_bag import hit_rate
 from foretrain.cost.model import build_cost_model
 from foretrain.program import ComputeEvent
 
@@ -79,14 +78,6 @@ def test_the_busiest_rank_sets_the_pace():
         "h100-sxm", moe(65536, ep=32), moe(65536, ep=32, distribution=1), moe(65536, ep=32, load=2)
     )
     assert balanced < stated < skewed
-
-
-def test_hit_rate_of_tiny_and_huge_tables():
-    assert hit_rate(1.0, 1000.0, 1.0) == pytest.approx(0.999)
-    assert hit_rate(10.0, 1e6, 1e5) == pytest.approx(1.0, abs=1e-4)
-    assert hit_rate(1e9, 1e6, 1e5) == pytest.approx(1e-4)
-    rates = [hit_rate(rows, 1e5, 2e4) for rows in (1e3, 1e4, 1e5, 1e6, 1e7)]
-    assert rates == sorted(rates, reverse=True)
 
 
 def test_embedding_bags_move_their_rows():

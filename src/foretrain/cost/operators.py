@@ -2,8 +2,8 @@
 
 `CostModel.price` answers for the events of a program, one object each, with a formula. Here
 operators of one kind are rows of a table, and so are the answers: GEMMs, experts, attention,
-convolutions, the optimizer and what is bound by memory never leave numpy. Other kinds (embedding
-bags) are priced through their events, equal rows once.
+convolutions, embedding bags, the optimizer and what is bound by memory never leave numpy. Other
+kinds are priced through their events, equal rows once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe, optimizer
+from foretrain.cost.answer import width
+from foretrain.cost.compute import (
+    attention,
+    convolution,
+    embedding_bag,
+    gemm,
+    memory_bound,
+    moe,
+    optimizer,
+)
 from foretrain.cost.machine import Machine
 from foretrain.cost.model import provider
 from foretrain.errors import InputError, Problem
@@ -26,6 +35,8 @@ from foretrain.units import DTYPE_BYTES, dtype_bytes
 
 Array = NDArray[np.float64]
 DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer")
+#: Columns that must be there and above zero.
+_NEEDED = {"gemm": ("m", "n", "k"), "embedding_bag": ("rows", "dim")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,8 @@ def time(ops: Operators, device: Device, stack: Stack, *, warm: bool = False) ->
         return _attention(columns, ops, machine)
     if ops.op == "conv2d":
         return _convolution(columns, ops, machine)
+    if ops.op == "embedding_bag":
+        return _bags(columns, ops, machine)
     if provider(ops.op) is memory_bound.price:
         return _memory(columns, ops, machine)
     if provider(ops.op) is optimizer.price:
@@ -95,7 +108,7 @@ def _checked(ops: Operators) -> dict[str, Array]:
     if len(lengths) > 1 or any(len(shape) > 1 for shape in lengths):
         what = "columns of different lengths"
         problems.append(Problem(what=what, where=ops.op, value=sorted(map(str, lengths))))
-    needed = ("m", "n", "k") if ops.op == "gemm" else ()
+    needed = _NEEDED.get(ops.op, ())
     for name, array in arrays.items():
         least = 0.0 if name not in needed else np.nextafter(0.0, 1.0)
         if not np.all(np.isfinite(array)) or np.any(array < least):
@@ -162,6 +175,14 @@ def _memory(columns: dict[str, Array], ops: Operators, machine: Machine) -> Time
         ops.op, ops.dtype, ops.direction, given, machine, found.values
     ).seconds
     factor = np.full(seconds.shape, memory_bound.band(ops.op, found))
+    return _times(seconds, factor, found.provenance)
+
+
+def _bags(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
+    found = memory_bound.constants_for(machine)
+    backward = ops.direction != "forward"
+    seconds = embedding_bag.column_seconds(columns, machine, found, backward=backward)
+    factor = np.full(seconds.shape, width(found.row, "memory"))
     return _times(seconds, factor, found.provenance)
 
 

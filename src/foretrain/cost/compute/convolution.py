@@ -26,6 +26,7 @@ from foretrain.cost.compute.convolution_kernels import (
     Images,
     direct,
     filled,
+    least_seconds,
     narrow,
     winograd,
 )
@@ -70,6 +71,8 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
         best, other = np.full((2, *odd.shape), np.inf)
         units = ~odd if constants.get("whole_units") else np.ones(odd.shape, dtype=bool)
         best[units] = direct(whole.part(units), direction, rates, constants, size)
+        least = least_seconds(x, direction, vector.rates, vector.constants)
+        odd &= least < best  # the others cannot win
         other[odd] = direct(x.part(odd), direction, vector.rates, vector.constants, size)
     name[other < best] = word
     best = np.minimum(best, other)
@@ -78,7 +81,11 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
     best = np.minimum(best, other)
     limit = float(constants.get("weight_limit", np.inf))
     if direction == "backward_weight" and np.isfinite(limit):
-        best = np.minimum(best, limit * conv_seconds(x, "forward", kernels)[0])
+        least = 0.0 if kernels.vector is None else x.flops / rates.peak  # Winograd beats the peak
+        above = best > limit * least
+        best[above] = np.minimum(
+            best[above], limit * conv_seconds(x.part(above), "forward", kernels)[0]
+        )
     return best, name
 
 

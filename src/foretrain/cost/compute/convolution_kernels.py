@@ -57,6 +57,8 @@ class Images:
 
     def part(self, where: NDArray[np.bool_]) -> Images:
         """Returns some of them."""
+        if where.all():
+            return self
         return Images(**{name: getattr(self, name)[where] for name in self.__slots__})
 
     @property
@@ -102,6 +104,19 @@ def direct(
             moved = size * x.moved[fits]
             best[fits] = np.minimum(best[fits], _product(view, rates, constants, moved))
     return best * _factor(direction, constants)
+
+
+def least_seconds(x: Images, direction: str, rates: Rates, constants: Mapping[str, Any]) -> Array:
+    """Returns what `direct` takes at the least: its FLOP at the peak."""
+    view = _view(
+        x,
+        direction,
+        1,
+        float(constants["stride_power"]),
+        phases=bool(constants.get("phases", False)),
+    )
+    flops = 2.0 * view["b"] * view["m"] * view["n"] * view["k"]
+    return flops / rates.peak * _factor(direction, constants)
 
 
 def winograd(x: Images, direction: str, rates: Rates, constants: Mapping[str, Any]) -> Array:

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, expm1, log1p
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer, width
 from foretrain.cost.calibration import Constants, load
@@ -28,17 +30,18 @@ from foretrain.cost.compute.reuse import Reuse, reuse_of
 from foretrain.cost.machine import Machine
 from foretrain.program import ComputeEvent
 
-Shape = Mapping[str, float]
+Array = NDArray[np.float64]
+#: What holds where a table does not say; other values are 0 then.
+_USUAL = {"batch": 1.0, "pooling": 1.0, "tables": 1.0, "element": 4.0, "output": 4.0}
 
 
-def hit_rate(rows: float, lookups: float, resident: float) -> float:
-    """Returns the share of `lookups` uniform reads of `rows` rows that a cache of rows serves."""
-    if rows <= 1.0:
-        return 1.0 - 1.0 / max(lookups, 1.0)
-    distinct = -rows * expm1(lookups * log1p(-1.0 / rows))
-    if distinct <= resident:
-        return max(0.0, 1.0 - distinct / lookups)
-    return min(1.0, resident / rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bags:
+    """Kinds of tables: seconds of all of a kind, bytes from DRAM, share that L2 serves."""
+
+    seconds: Array
+    dram_bytes: Array
+    hit: Array
 
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
@@ -46,9 +49,29 @@ def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
 
     The least that a table needs is batch, rows, dim and pooling; numbers have 4 bytes then.
     """
-    rules = load("embedding")["rules"]
-    found = constants_for(machine)
-    return [price_one(event, machine, rules, found) for event in events]
+    return price_under(events, machine, load("embedding")["rules"], constants_for(machine))
+
+
+def price_under(
+    events: Sequence[ComputeEvent],
+    machine: Machine,
+    rules: Mapping[str, float],
+    found: Constants,
+) -> list[Answer]:
+    """Returns the time of events under given constants (studies/recsys fits the rules)."""
+    answers: dict[int, Answer] = {}
+    for backward in (False, True):
+        chosen = [i for i, e in enumerate(events) if (e.direction != "forward") == backward]
+        if not chosen:
+            continue
+        shapes = [table_shapes(events[i]) for i in chosen]
+        columns = _columns([shape for kinds in shapes for shape in kinds])
+        bags = column_times(columns, machine, rules, found, backward=backward)
+        ends = np.cumsum([len(kinds) for kinds in shapes])
+        for i, kinds, end in zip(chosen, shapes, ends, strict=True):
+            own = slice(end - len(kinds), end)
+            answers[i] = _answer(bags, columns["tables"], own, rules, found)
+    return [answers[i] for i in range(len(events))]
 
 
 def table_shapes(event: ComputeEvent) -> list[dict[str, float]]:
@@ -65,109 +88,116 @@ def table_shapes(event: ComputeEvent) -> list[dict[str, float]]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bag:
-    """The traffic of one table per sample: bytes from DRAM, bytes through L2, seconds of both."""
-
-    hit: float
-    dram_bytes: float
-    l2_bytes: float
-    seconds: float
+def _columns(shapes: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    names = dict.fromkeys([*_USUAL, *(name for shape in shapes for name in shape)])
+    return {
+        name: np.array([shape.get(name, _USUAL.get(name, 0.0)) for shape in shapes])
+        for name in names
+    }
 
 
-def price_one(
-    event: ComputeEvent, machine: Machine, rules: Mapping[str, float], found: Constants
+def _answer(
+    bags: Bags, tables: Array, own: slice, rules: Mapping[str, float], found: Constants
 ) -> Answer:
-    """Returns the time of one event under given constants (studies/recsys fits the rules)."""
-    kinds = table_shapes(event)
-    bags = [_bag(kind, event, machine, rules, found) for kind in kinds]
+    """Returns the answer for one event, whose kinds of tables are `own`."""
     t0 = rules["t0_us"] * 1e-6
-    seconds = sum(bag.seconds for bag in bags)
-    moved = sum(
-        bag.dram_bytes * kind.get("batch", 1.0) * max(1.0, kind.get("tables", 1.0))
-        for bag, kind in zip(bags, kinds, strict=True)
-    )
-    hits = ", ".join(f"{bag.hit:.2f}" for bag in bags[:3]) + (", ..." if len(bags) > 3 else "")
-    tables = sum(max(1.0, kind.get("tables", 1.0)) for kind in kinds)
+    hits = ", ".join(f"{hit:.2f}" for hit in bags.hit[own][:3])
+    more = ", ..." if own.stop - own.start > 3 else ""
+    count = np.maximum(1.0, tables[own]).sum()
     return Answer(
-        value_s=max(t0, seconds),
+        value_s=max(t0, float(bags.seconds[own].sum())),
         latency_s=t0,
         factor=width(found.row, "memory"),
         kernels=1.0,
         family="memory",
         provenance=found.provenance,
         formula=(
-            f"embedding bags of {tables:g} tables: {moved / 1e6:.3g} MB from DRAM, hit rate {hits}"
+            f"embedding bags of {count:g} tables: {bags.dram_bytes[own].sum() / 1e6:.3g} MB from "
+            f"DRAM, hit rate {hits}{more}"
         ),
     )
 
 
-def _bag(
-    shape: Shape,
-    event: ComputeEvent,
+def column_seconds(
+    columns: Mapping[str, Array], machine: Machine, found: Constants, *, backward: bool
+) -> Array:
+    """Returns the times of kernels with one kind of table each: rows, dim, and what else is known.
+
+    Names as in compiler/bags.py, without numbers of kinds.
+    """
+    rules: Mapping[str, float] = load("embedding")["rules"]
+    length = columns["rows"].shape
+    given = {name: np.full(length, usual) for name, usual in _USUAL.items()} | dict(columns)
+    bags = column_times(given, machine, rules, found, backward=backward)
+    return np.maximum(rules["t0_us"] * 1e-6, bags.seconds)
+
+
+def column_times(
+    columns: Mapping[str, Array],
     machine: Machine,
     rules: Mapping[str, float],
     found: Constants,
-) -> _Bag:
-    device = machine.device
-    batch, pooling = shape.get("batch", 1.0), shape.get("pooling", 1.0)
-    backward = event.direction != "forward"
-    sector = rules["sector_bytes"]
+    *,
+    backward: bool,
+) -> Bags:
+    """Returns the times of kinds of tables, one element per kind."""
+    device, sector = machine.device, rules["sector_bytes"]
+    batch, pooling, rows = columns["batch"], columns["pooling"], columns["rows"]
+    dense = columns.get("dense", np.zeros(rows.shape)) > 0.0
 
-    def sectors(num_bytes: float) -> float:
-        return sector * ceil(num_bytes / sector - 1e-9)
+    def sectors(num_bytes: Array) -> Array:
+        return sector * np.ceil(num_bytes / sector - 1e-9)
 
-    row = sectors(shape.get("element", 4.0) * shape["dim"])
-    output = sectors(shape.get("output", 4.0) * shape["dim"])
+    row = sectors(columns["element"] * columns["dim"])
+    output = sectors(columns["output"] * columns["dim"])
     fixed = rules["offset_bytes"] + sectors(rules["index_bytes"] * pooling) + output
     lookups = batch * pooling
-    concurrent = max(1.0, device.sm_count * rules["concurrent_warps"] / batch)
+    concurrent = np.maximum(1.0, device.sm_count * rules["concurrent_warps"] / batch)
     resident = rules["l2_resident"] * device.l2_bytes / concurrent / row
-    reuse = reuse_of(shape, lookups)
-    hit = _hit(reuse, lookups, min(resident, shape["rows"], lookups))
+    hit = _hit(reuse_of(columns, lookups), lookups, np.minimum(np.minimum(resident, rows), lookups))
     weight = pooling * row
+    streams = device.memory_bandwidth * rules["e_d"]
     if backward:
-        fixed += _sort_bytes(shape, pooling, rules)
-        weight *= _update_passes(shape, row, sector)
-    dram = device.memory_bandwidth * rules["e_d"] * (rules["backward_share"] if backward else 1.0)
+        fixed = fixed + _sort_bytes(columns, pooling, rules)
+        weight = weight * _update_passes(columns, row, sector)
+    dram = streams * (rules["backward_share"] if backward else 1.0)
     l2 = device.memory_bandwidth * found.number("l2_ratio")
     from_dram = fixed + weight * (1.0 - hit)
-    per_bag = max(from_dram / dram, (fixed + weight) / l2)
+    per_bag = np.maximum(from_dram / dram, (fixed + weight) / l2)
     seconds = _divergence(row, rules) * per_bag * batch
-    if backward and shape.get("dense"):
-        streams = device.memory_bandwidth * rules["e_d"]
-        seconds += shape["rows"] * row / streams  # the gradient of the whole table is zeroed
-    tables = max(1.0, shape.get("tables", 1.0))
-    return _Bag(hit=hit, dram_bytes=from_dram, l2_bytes=fixed + weight, seconds=tables * seconds)
+    if backward:  # the gradient of a whole table is zeroed
+        seconds = seconds + np.where(dense, rows * row / streams, 0.0)
+    tables = np.maximum(1.0, columns["tables"])
+    return Bags(seconds=tables * seconds, dram_bytes=tables * batch * from_dram, hit=hit)
 
 
-def _hit(reuse: Reuse, lookups: float, resident: float) -> float:
+def _hit(reuse: Reuse, lookups: Array, resident: Array) -> Array:
     """Returns the share of lookups that L2 serves.
 
     All but the first of each row where all rows fit, else those of the hottest rows.
     """
-    most = max(0.0, 1.0 - reuse.distinct / max(lookups, 1.0))
-    if reuse.distinct <= resident:
-        return most
-    return min(most, reuse.served(resident))
+    most = np.maximum(0.0, 1.0 - reuse.distinct / np.maximum(lookups, 1.0))
+    return np.where(reuse.distinct <= resident, most, np.minimum(most, reuse.served(resident)))
 
 
-def _divergence(row: float, rules: Mapping[str, float]) -> float:
+def _divergence(row: Array, rules: Mapping[str, float]) -> Array:
     """Narrow rows leave lanes of a warp idle; measured for 4-byte numbers."""
-    if row <= 4 * 32:
-        return rules["narrow_penalty"]
-    return rules["medium_penalty"] if row <= 4 * 64 else 1.0
+    medium = np.where(row <= 4 * 64, rules["medium_penalty"], 1.0)
+    return np.where(row <= 4 * 32, rules["narrow_penalty"], medium)
 
 
-def _update_passes(shape: Shape, row: float, sector: float) -> float:
+def _update_passes(columns: Mapping[str, Array], row: Array, sector: float) -> Array:
     """Passes over the looked-up rows in backward: read and write of rows and of their states."""
-    if shape.get("dense"):
-        return 2.0
-    states = 1.0 + shape.get("states", 0.0)
-    return 2.0 * (states + shape.get("row_states", 0.0) * sector / row)
+    dense, states, per_row = _kept(columns, row)
+    return np.where(dense > 0.0, 2.0, 2.0 * (1.0 + states + per_row * sector / row))
 
 
-def _sort_bytes(shape: Shape, pooling: float, rules: Mapping[str, float]) -> float:
+def _sort_bytes(columns: Mapping[str, Array], pooling: Array, rules: Mapping[str, float]) -> Array:
     """Bytes per sample of sorting lookups by row; plain SGD adds every lookup on its own."""
-    exact = shape.get("states") or shape.get("row_states") or shape.get("dense")
-    return rules["sort_bytes"] * pooling if exact else 0.0
+    exact = sum(_kept(columns, pooling)) > 0.0
+    return np.where(exact, rules["sort_bytes"] * pooling, 0.0)
+
+
+def _kept(columns: Mapping[str, Array], like: Array) -> list[Array]:
+    """Whether the gradient is dense, and what an optimizer keeps per number and per row."""
+    return [columns.get(name, np.zeros(like.shape)) for name in ("dense", "states", "row_states")]

@@ -263,7 +263,7 @@ def _soft_minimum(times: Array, ways: Sequence[slice]) -> tuple[Array, Rows]:
     """Returns the soft minimum over splits and tiles; `times` do not survive."""
     flat = times.reshape(-1, times.shape[-1])
     best = np.argmin(flat, axis=0)
-    least = flat.min(axis=0)
+    least = flat[best, np.arange(flat.shape[1])]
     flat = np.divide(least, flat, out=flat)
     for _ in range(_SOFT):
         flat *= flat

@@ -3,20 +3,21 @@
 For every kind of operator, dtype and, where the table names several, kernel: the constants that are
 shipped for the device (or for its generation, or for any) are multiplied by factors. The factors
 are fitted with priors of width WIDTHS around 1, so that what the rows say nothing about stays.
+GEMMs of a device without constants of its own start from what families of devices have in common
+(gemm_prior.toml) too, with priors as wide as these differ; the start that fits best is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.cost.answer import Answer
-from foretrain.cost.calibration import Constants, constants_of_user
+from foretrain.cost.calibration import Constants, constants_of_user, load
 from foretrain.cost.compute import attention, convolution, gemm, memory_bound, moe
 from foretrain.cost.host import host_seconds
 from foretrain.cost.machine import Machine
@@ -27,11 +28,12 @@ from foretrain.errors import InputError, Problem
 from foretrain.hardware.device import Device
 from foretrain.hardware.names import find_device
 from foretrain.program import ComputeEvent
-from foretrain.validation.ops.fitting import fit_constants
+from foretrain.validation.ops.fitting import fit_constants, fit_cost
 from foretrain.validation.ops.predict import OpOutcome, prepared, stack_of, timed_alone
 from foretrain.validation.ops.table import MeasuredOp
 
 Array = NDArray[np.float64]
+Widths = Mapping[str, float]
 
 #: Constants that move, by kind of operator: the width of the prior of the logarithm of a factor.
 WIDTHS: Mapping[str, Mapping[str, float]] = {
@@ -47,7 +49,9 @@ WIDTHS: Mapping[str, Mapping[str, float]] = {
     "memory": {"e_d": 0.2, "op": 0.2, "t0_us": 0.4, "row_ns": 0.4},
 }  # fmt: skip
 #: Shares of a peak: no factor takes them above this.
-_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6}
+_MOST = {"e_c": 1.1, "e_b": 1.1, "e_d": 1.05, "op": 1.05, "e": 1.05, "clock": 0.6, "q": 1.0}
+#: How much narrower the priors are of a kernel around what all kernels of its device show.
+ALIKE = 0.3
 #: Fewer rows than this say too little.
 LEAST = 5
 
@@ -102,12 +106,14 @@ def calibrate_ops(items: Sequence[MeasuredOp], device_name: str, source: str) ->
         key = (kind, dtype, kernel)
         groups.setdefault(key, []).append((outcome, (item.latency_us or 0.0) * 1e-6))
     refits: list[Refit] = []
+    joint: dict[tuple[str, str], Mapping[str, Any]] = {}
     for key, rows in _with_joint(groups).items():
         if len(rows) < LEAST:
             reason = f"fewer than {LEAST} rows of {' '.join(word for word in key if word)}"
             unused[reason] = unused.get(reason, 0) + len(rows)
         else:
-            refits.append(_refit(key, rows, device, source))
+            refits.append(_refit(key, rows, device, source, joint.get(key[:2])))
+            joint.setdefault(key[:2], refits[-1].entry)
     if not refits:
         reasons = "; ".join(f"{count} rows: {why}" for why, count in unused.items())
         raise InputError(
@@ -143,7 +149,7 @@ def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> st
 def _with_joint(
     groups: Mapping[tuple[str, str, str], list[tuple[OpOutcome, float]]],
 ) -> dict[tuple[str, str, str], list[tuple[OpOutcome, float]]]:
-    """Adds, for GEMMs of several kernels, the rows of all: the entry of an unknown kernel.
+    """Puts first, for GEMMs of several kernels, the rows of all: the entry of an unknown kernel.
 
     Where a table names one kernel, or another kind of operator, it holds for any stack.
     """
@@ -153,9 +159,9 @@ def _with_joint(
         if kind == "attention":  # its kernels are families of their own
             result |= own
             continue
-        if len(own) > 1:
-            result |= own
         result[kind, dtype, ""] = [row for rows in own.values() for row in rows]
+        if len(own) > 1:
+            result |= {key: rows for key, rows in own.items() if key[2]}
     return result
 
 
@@ -164,44 +170,29 @@ def _refit(
     rows: Sequence[tuple[OpOutcome, float]],
     device: Device,
     source: str,
+    joint: Mapping[str, Any] | None,
 ) -> Refit:
+    """Returns the refitted entry; `joint`: that of all kernels, of which this one is a part."""
     kind, dtype, kernel = key
     machine = Machine(device=device, stack=stack_of(kernel)[0], warm=False)
     base = _entry_of(kind, dtype, machine)
+    entry = _named(base, key, device)
     widths = {name: w for name, w in WIDTHS[kind].items() if name in base.values}
-    entry = {name: value for name, value in base.values.items() if name not in _DROP}
-    entry |= {"devices": [device.name], "mark": "fitted", "calibrated": True}
-    if "dtypes" in entry:
-        entry["dtypes"] = [d for d in base.values["dtypes"] if _same_units(d, dtype)]
-    if kind == "conv2d":
-        entry |= {"kind": convolution.kind_of(dtype)}
-        entry.pop("dtypes", None)
-    if kernel and kind in ("gemm", "moe_gemm", "conv2d"):
-        entry["kernels"] = [kernel.lower()]
     measured = np.array([seconds for _, seconds in rows])
-    machines = [machine] * len(rows)
-    if kind == "memory":  # one set of constants, priced with the kernels that each row names
-        names = [outcome.row.stack for outcome, _ in rows]
-        known = {name: replace(machine, stack=stack_of(name)[0]) for name in set(names)}
-        machines = [known[name] for name in names]
-    price = pricer([outcome for outcome, _ in rows], machines)
-    start = np.ones(len(widths))
-    entries = [entry]
-    if has_residual(key_of(base.values)):  # kept where the rows agree with the shipped table
-        entries.insert(0, {**entry, "residual": key_of(base.values)})
+    price = pricer([outcome for outcome, _ in rows], _machines(kind, rows, machine))
 
-    def model(which: Mapping[str, Any], factors: Array) -> Array:
-        scaled = _scaled(which, dict(zip(widths, factors, strict=True)))
-        with constants_of_user({TABLES[kind]: [scaled]}):
+    def seconds(candidate: Mapping[str, Any]) -> Array:
+        with constants_of_user({TABLES[kind]: [candidate]}):
             return price()
 
-    before = np.abs(model(entries[0], start) / measured - 1.0)
-    prior = np.array(list(widths.values()))
-    fits = [(fit_constants(partial(model, e), measured, start, prior), e) for e in entries]
-    errors = [np.abs(model(e, factors) / measured - 1.0) for factors, e in fits]
-    best = min(range(len(fits)), key=lambda i: float(errors[i].mean()))
-    (factors, entry), after = fits[best], errors[best]
-    final = _scaled(entry, dict(zip(widths, factors, strict=True)))
+    starts = [(entry, widths)]
+    if has_residual(key_of(base.values)):  # kept where the rows agree with the shipped table
+        entry = {**entry, "residual": key_of(base.values)}
+        starts.insert(0, (entry, widths))
+    if kind == "gemm" and base.row not in ("measured", "fitted"):
+        starts = [*starts, *usual_starts(entry, dtype)] if joint is None else [_near(joint, entry)]
+    final = min((_fitted(*start, seconds, measured) for start in starts), key=lambda fit: fit[0])[1]
+    before, after = (np.abs(seconds(x) / measured - 1.0) for x in (entry, final))
     band = float(np.exp(np.quantile(np.abs(np.log1p(after)), 0.9)))
     if kind in ("gemm", "moe_gemm", "conv2d"):
         # few rows have met the fit: the interval of unseen ones is wider
@@ -218,10 +209,82 @@ def _refit(
         changes={
             name: (float(entry[name]), float(final[name]))
             for name in widths
-            if isinstance(entry[name], int | float)
+            if isinstance(entry[name], int | float) and name in final
         },
         entry=final,
     )
+
+
+def _named(base: Constants, key: tuple[str, str, str], device: Device) -> dict[str, Any]:
+    """Returns the constants of `base` as an entry of one device, dtype and kernel."""
+    kind, dtype, kernel = key
+    entry = {name: value for name, value in base.values.items() if name not in _DROP}
+    entry |= {"devices": [device.name], "mark": "fitted", "calibrated": True}
+    if "dtypes" in entry:
+        entry["dtypes"] = [d for d in base.values["dtypes"] if _same_units(d, dtype)]
+    if kind == "conv2d":
+        entry |= {"kind": convolution.kind_of(dtype)}
+        entry.pop("dtypes", None)
+    if kernel and kind in ("gemm", "moe_gemm", "conv2d"):
+        entry["kernels"] = [kernel.lower()]
+    return entry
+
+
+def _machines(
+    kind: str, rows: Sequence[tuple[OpOutcome, float]], machine: Machine
+) -> list[Machine]:
+    """Returns a machine per row: memory-bound rows are priced with the kernels that each names."""
+    if kind != "memory":
+        return [machine] * len(rows)
+    names = [outcome.row.stack for outcome, _ in rows]
+    known = {name: replace(machine, stack=stack_of(name)[0]) for name in set(names)}
+    return [known[name] for name in names]
+
+
+def _fitted(
+    entry: Mapping[str, Any],
+    widths: Mapping[str, float],
+    seconds: Callable[[Mapping[str, Any]], Array],
+    measured: Array,
+) -> tuple[float, dict[str, Any]]:
+    """Returns the cost and the constants of a fit that starts from an entry."""
+
+    def scaled(factors: Array) -> dict[str, Any]:
+        return _scaled(entry, dict(zip(widths, factors, strict=True)))
+
+    def model(factors: Array) -> Array:
+        return seconds(scaled(factors))
+
+    start, width = np.ones(len(widths)), np.array(list(widths.values()))
+    factors = fit_constants(model, measured, start, width)
+    return fit_cost(model, measured, factors, start, width), scaled(factors)
+
+
+def usual_starts(entry: Mapping[str, Any], dtype: str) -> list[tuple[dict[str, Any], Widths]]:
+    """Returns what GEMM constants usually are, and how much they differ among device families.
+
+    One start per set of tiles (gemm_prior.toml), named like `entry`; none for other dtypes.
+    """
+    return [
+        (
+            {**_names(entry), "form": "tile", "tiles": prior["tiles"], **prior["start"]},
+            prior["width"],
+        )
+        for prior in load("gemm_prior")["prior"]
+        if dtype in prior["dtypes"]
+    ]
+
+
+def _near(joint: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[dict[str, Any], Widths]:
+    """Returns the start of one of several kernels: what all have in common, as they are alike."""
+    values = {name: value for name, value in joint.items() if name not in _DROP}
+    widths = {name: ALIKE * w for name, w in WIDTHS["gemm"].items() if name in values}
+    return {**values, **_names(entry)}, widths
+
+
+def _names(entry: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("devices", "dtypes", "kernels", "mark", "calibrated")
+    return {key: entry[key] for key in keys if key in entry}
 
 
 _DROP = ("generations", "forms", "kernels", "band", "source", "names")

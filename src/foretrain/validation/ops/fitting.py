@@ -25,6 +25,20 @@ _STEP = 0.02  # of a logarithm: beyond the kinks that waves of tiles make
 _LONGEST = 0.7
 
 
+def fit_cost(
+    model: Callable[[Array], Array], measured: Array, values: Array, start: Array, width: Array
+) -> float:
+    """Returns what `fit_constants` makes small, to choose among the fits of several starts."""
+    errors = np.log(model(values)) - np.log(measured)
+    return _cost(errors, (np.log(values) - np.log(start)) / width, np.ones(len(measured)))
+
+
+def _cost(errors: Array, moved: Array, weights: Array) -> float:
+    """The cost of errors, and of constants that moved by so many widths of their priors."""
+    prior = SOFT * float(np.sum(moved**2))
+    return float(np.sum(weights * np.sqrt(errors * errors + SOFT * SOFT))) + prior
+
+
 def fit_constants(
     model: Callable[[Array], Array],
     measured: Array,
@@ -58,8 +72,7 @@ def fit_constants(
         return np.log(model(np.exp(x))) - target
 
     def cost(r: Array, x: Array) -> float:
-        prior = SOFT * float(np.sum(((x - x0) / width) ** 2))
-        return float(np.sum(weights * np.sqrt(r * r + SOFT * SOFT))) + prior
+        return _cost(r, (x - x0) / width, weights)
 
     x = np.clip(x0, floor, ceiling)
     r = errors(x)

@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.catalog import names
-from foretrain.cost.model import build_cost_model
+from foretrain.cost.answer import width
+from foretrain.cost.calibration import tables_of_user
+from foretrain.cost.compute import memory_bound
+from foretrain.cost.model import build_cost_model, provider
 from foretrain.errors import InputError
 from foretrain.hardware.grammar import parse_cluster
-from foretrain.hardware.names import find_devices
+from foretrain.hardware.names import find_device, find_devices
 from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
 from foretrain.stack import Stack
@@ -23,9 +26,11 @@ from foretrain.validation.ops.table import OpRow
 
 #: The stack of rows that name none, or name a kernel instead.
 USUAL = "pytorch-eager"
-#: Least time from the launch of a kernel to the event behind it: small PyTorch calls of six devices
-#: take 26 to 57 us (NeuSight), of which the host has 20 by the stack.
-ALONE_S = 15e-6
+#: Of the host's time for an operator, what comes after its launch; and the least time from the
+#: launch to the event behind it. PyTorch calls of six devices (studies/costs/calls.py).
+BEHIND_S, ALONE_S = 5e-6, 15e-6
+#: Operands below so many bytes are a matter of floors, below so many sizes of L2 one of caches.
+SMALL_BYTES, FITS_L2 = 1e6, 1.3
 Array = NDArray[np.float64]
 
 
@@ -111,9 +116,15 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     host = np.add.reduceat(prices.host_s, starts)
     alone = np.array([outcome.row.launch_included for outcome in outcomes])
+    slow = width("fitted", "host")
+    wide = np.array([kernel_width(outcome) for outcome in outcomes])
     value, low, high = (
-        timed_alone(np.add.reduceat(x, starts), host, alone)
-        for x in (prices.value_s, prices.low_s, prices.high_s)
+        np.add.reduceat(x, starts) for x in (prices.value_s, prices.low_s, prices.high_s)
+    )
+    low, high = np.minimum(low, value / wide), np.maximum(high, value * wide)
+    value, low, high = (
+        timed_alone(x, host, alone, pace=pace)
+        for x, pace in ((value, 1.0), (low, 1.0 / slow), (high, slow))
     )
     return [
         replace(
@@ -126,9 +137,34 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     ]
 
 
-def timed_alone(seconds: Array, host: Array, alone: NDArray[np.bool_]) -> Array:
+def kernel_width(outcome: OpOutcome) -> float:
+    """Returns the least interval factor of a row, by its size.
+
+    A table of kernels that move data says neither whether it found them in L2 nor how they were
+    written; calls of PyTorch, or the user's own measurements, are what their constants were
+    fitted to.
+    """
+    known = outcome.row.launch_included or "memory" in tables_of_user(outcome.device)
+    if known or provider(outcome.op) is not memory_bound.price:
+        return 1.0
+    return width("table", f"memory_{kernel_class(outcome)}")
+
+
+def kernel_class(outcome: OpOutcome) -> str:
+    """Returns the size of what a kernel moves: small (of its floor), cached (of L2) or large."""
+    moved = max(event.bytes for event in outcome.events)
+    if moved < SMALL_BYTES:
+        return "small"
+    return "cached" if moved < FITS_L2 * find_device(outcome.device).l2_bytes else "large"
+
+
+def timed_alone(
+    seconds: Array, host: Array, alone: NDArray[np.bool_], *, pace: float = 1.0
+) -> Array:
     """Returns what two events around a call measure where `alone` is set, else the kernels' time.
 
-    The first event passes on an idle device, so that the time of the host counts whole.
+    The first event passes on an idle device: the time of the host until the launch counts whole.
+    `pace` multiplies the times of the host: those of tables differ.
     """
-    return np.where(alone, host + np.maximum(seconds, ALONE_S), seconds)
+    before = np.maximum(host - BEHIND_S, 0.0)
+    return np.where(alone, pace * before + np.maximum(seconds, pace * ALONE_S), seconds)
