@@ -58,7 +58,9 @@ class Stack:
     gather_holes: float = 0.0  # share of the buffers of tp collectives a forward takes afresh
     pipeline_holes: float = 0.0  # the same for every micro-batch in flight in a pipeline
     late_accumulate: bool = False  # gradients are added to their accumulators after the backward
-    fp8_saved: bool = False  # linear layers keep their input in FP8 for backward
+    low_saved: tuple[str, ...] = ()  # formats in which linear layers keep their input for backward
+    quantized_weights: bool = False  # copies of weights in the narrow format live all step
+    expandable_segments: bool = False  # the allocator maps pages: no holes between blocks
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
     flat_gather: bool = False  # ZeRO's gather of new weights copies them to flat buffers, twice
     ddp_buckets: bool = False  # replicas without ZeRO are DDP: buckets hold all gradients once more

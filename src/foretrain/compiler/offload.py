@@ -25,11 +25,12 @@ def moves_gradients(context: StageContext) -> bool:
     return context.tree.runtime.offload != "none" and shards
 
 
-def host_bytes(context: StageContext) -> dict[str, float]:
+def host_bytes(context: StageContext, activations: float) -> dict[str, float]:
     """Returns what one rank keeps in host memory, by part; empty without offload."""
+    waiting = {"activations": activations} if activations else {}
     mode = context.tree.runtime.offload
     if mode == "none" or context.optimizer == "none":
-        return {}
+        return waiting
     precision, mesh = context.precision, context.mesh
     groups = merge(group for unit in context.units() for group in unit.groups)
     updated = sum(g.share(g.signature.master, mesh) for g in groups)
@@ -38,7 +39,7 @@ def host_bytes(context: StageContext) -> dict[str, float]:
     if mode == "parameters":
         stored = sum(g.share(g.signature.stored, mesh) for g in groups)
         parts["weights"] = stored * precision.bytes("weight")
-    return parts
+    return {**parts, **waiting}
 
 
 def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, float]:
@@ -50,9 +51,19 @@ def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, fl
 
 
 def copy(
-    launches: LaunchList, num_bytes: float, *, label: str, down: bool, after: tuple[int, ...] = ()
+    launches: LaunchList,
+    num_bytes: float,
+    *,
+    label: str,
+    down: bool,
+    after: tuple[int, ...] = (),
+    taken: Mapping[str, float] | None = None,
+    freed: Mapping[str, float] | None = None,
 ) -> int:
-    """Returns the handle of a copy to the host (`down`) or to the device."""
+    """Returns the handle of a copy to the host (`down`) or to the device.
+
+    Device memory `taken` when it starts and `freed` when it ends, by part.
+    """
     return _host_work(
         launches,
         "host_copy",
@@ -60,6 +71,8 @@ def copy(
         label=label,
         stream="device-to-host" if down else "host-to-device",
         after=after,
+        delta_start=taken,
+        delta_end={part: -value for part, value in (freed or {}).items()},
     )
 
 
@@ -89,7 +102,8 @@ def host_step(launches: LaunchList, after: tuple[int, ...]) -> int:
 
 def _host_work(
     launches: LaunchList, kind: str, num_bytes: float, *, label: str, stream: str,
-    after: tuple[int, ...],
+    after: tuple[int, ...], delta_start: Mapping[str, float] | None = None,
+    delta_end: Mapping[str, float] | None = None,
 ) -> int:  # fmt: skip
     event = CommEvent(
         collective=kind,  # pyright: ignore[reportArgumentType]
@@ -104,5 +118,7 @@ def _host_work(
             stream=stream,
             category="optimizer" if kind == "host_update" else "other",
             after=after,
+            delta_start=delta_start or {},
+            delta_end=delta_end or {},
         )
     )

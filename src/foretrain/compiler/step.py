@@ -26,7 +26,7 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
     kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
     after = weights.reductions
     if c.tree.runtime.offload != "none":
-        waits = tuple(after) or _last_run(launches)
+        waits = tuple(after) or last_run(launches)
         weights.publish_after(host_step(launches, waits))
         return
     clipped = kept if c.stack.whole_gradients else elements
@@ -47,8 +47,8 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         _run_segment(launches, segment, gathers)
 
 
-def _last_run(launches: LaunchList) -> tuple[int, ...]:
-    """The handle of the last computation."""
+def last_run(launches: LaunchList) -> tuple[int, ...]:
+    """Returns the handle of the last computation."""
     entries = launches.entries
     return (max(i for i, entry in enumerate(entries) if isinstance(entry, Run)),)
 

@@ -56,6 +56,8 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
         offload=_offload(section),
+        cpu_offloading_num_layers=section.integer("cpu_offloading_num_layers", low=0) or 0,
+        expandable_segments=section.flag("expandable_segments"),
         bucket_mib=section.number("bucket_mib"),
         prefetch=1 if prefetch is None else prefetch,
         overlap=_overlap(section),

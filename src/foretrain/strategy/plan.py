@@ -59,6 +59,8 @@ class Plan:
     recompute: Recompute = field(default_factory=Recompute)
     reshard: bool = True  # FSDP: drop gathered weights after forward
     offload: str = "none"
+    cpu_offloading_num_layers: int = 0  # the first layers whose activations wait on the host
+    expandable_segments: bool | None = None  # of the allocator; None: what the stack does
     bucket_mib: float | None = None
     prefetch: int = 1
     overlap: Overlap = field(default_factory=Overlap)

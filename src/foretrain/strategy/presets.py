@@ -236,6 +236,7 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
         offload=plan.offload,
+        offload_layers=plan.cpu_offloading_num_layers,
         staged_buckets=_staged_buckets(plan, stack),
         overlap_tables=choose(plan.overlap.tables, default=True),
     )

@@ -84,6 +84,7 @@ class Runtime:
     overlap_tp: bool
     overlap_p2p: bool
     offload: str = "none"  # what lives on the host: none, optimizer, parameters (and optimizer)
+    offload_layers: int = 0  # the first layers whose activations wait on the host
     staged_buckets: float = 0.0  # buckets that gradients are copied to; infinite: all of them
     overlap_tables: bool = True  # the exchange of embeddings hides behind the bottom MLP
 
