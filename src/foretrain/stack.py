@@ -63,6 +63,7 @@ class Stack:
     expandable_segments: bool = False  # the allocator maps pages: no holes between blocks
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer
     flat_gather: bool = False  # ZeRO's gather of new weights copies them to flat buffers, twice
+    flat_buckets: bool = False  # DDP of apex: a bucket is flat while it is reduced, not all step
     ddp_buckets: bool = False  # replicas without ZeRO are DDP: buckets hold all gradients once more
     stage_split: str = "even"  # layers over stages: even, or by_cost of layers and head (nanotron)
     whole_gradients: bool = False  # DDP without ZeRO; with ZeRO-1 one all-reduce of all gradients

@@ -243,9 +243,11 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
 
 
 def _staged_buckets(plan: Plan, stack: Stack) -> float:
-    """DDP keeps its buckets beside the gradients; DeepSpeed copies them to one at a time."""
+    """DDP keeps its buckets beside the gradients; DeepSpeed and apex copy to one at a time."""
     if stack.ddp_buckets and not plan.zero:
         return inf
+    if stack.flat_buckets:
+        return 1.0
     return {"ddp": inf, "deepspeed": 1.0}.get(plan.preset, 0.0)
 
 

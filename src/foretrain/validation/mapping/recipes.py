@@ -5,8 +5,9 @@ scripts/performance/configs/llama/*_workload_base_configs.py (activations on the
 scripts/performance/utils/overrides.py (precision-aware optimizer) and
 scripts/performance/perf_plugins.py and src/megatron/bridge/perf_recipes (the allocator).
 Those of 2024 are made with the YAML files of NVIDIA/NeMo-Framework-Launcher (conf/peft/llama/
-sft.yaml) and NVIDIA/dgxc-benchmarking (nemotron/nemotron4-340b-synth.yaml); what dtype and
-weights mean for the optimizer says NeMo's megatron_base_model.py (setup_optimization).
+sft.yaml; its performance scripts add fp8_params) and NVIDIA/dgxc-benchmarking
+(nemotron/nemotron4-340b-synth.yaml); what dtype and weights mean for the optimizer says NeMo's
+megatron_base_model.py (setup_optimization).
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ OFFLOADED: Mapping[tuple[int | None, int | None, str, bool], int] = {
     (126, 16384, "GB300", True): 10,
 }
 
+#: Micro-batch and ZeRO stage of Dao-AILab/flash-attention (training/configs/experiment/pile, for
+#: devices of 80 GB) by layers and hidden size.
+FLASH_RUNS: Mapping[tuple[int | None, int | None], tuple[int, int]] = {
+    (12, 768): (32, 0),
+    (24, 1024): (16, 0),
+    (24, 1536): (16, 1),
+    (24, 2048): (8, 1),
+    (32, 2560): (4, 1),
+}
 #: Layers and hidden size of Nemotron-4 340B.
 NEMOTRON_340B = (96, 18432)
 
@@ -57,22 +67,30 @@ def recipe_roles(row: Row, word: str, assumed: Assumed) -> dict[str, str]:
     """Returns the precision roles that the recipe of a row sets.
 
     16-bit recipes of Megatron-Bridge use the precision-aware optimizer, which keeps what bf16
-    weights lack to their fp32 master copy; Megatron-FSDP does not go with it. The YAML files before
-    NeMo 2 keep 16-bit weights with FP8; where their optimizer is apex' distributed Adam of dtype
-    bf16, it keeps both moments in bf16 and no master copy.
+    weights lack to their fp32 master copy; Megatron-FSDP does not go with it. Where the YAML files
+    of 2024 name apex' distributed Adam with dtype bf16, both moments are bf16, and so is the master
+    copy that FP8 weights need.
     """
     roles: dict[str, str] = {}
     if _is_bridge(row) and word == "bf16" and not has_word(row.sharding, "fsdp("):
         roles["master"] = REMAINDER
-    elif _is_first_nemo(row):
-        if word in LOW:
-            roles["weight"] = "bf16"
-        if has_word(row.task, "sft") or (row.n_layers, row.hidden) == NEMOTRON_340B:
-            roles |= {"master": "none", "moments": "bf16"}
+    elif _is_first_nemo(row) and _is_half_adam(row):
+        roles = {"master": "bf16" if word in LOW else "none", "moments": "bf16"}
     if roles:
         text = ", ".join(f"{role} {dtype}" for role, dtype in roles.items())
         assumed.add(f"precision of {text} (the recipe of the source)")
     return roles
+
+
+def flash_settings(row: Row, assumed: Assumed) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns what FlashAttention's training configurations set, for `training` and for `plan`."""
+    run = FLASH_RUNS.get((row.n_layers, row.hidden))
+    named = has_word(row.framework, "flash-attention training")
+    if run is None or not named or row.mbs or row.n_gpus == 1:
+        return {}, {}
+    microbatch, zero = run
+    assumed.add(f"microbatch = {microbatch}, zero = {zero} (the configuration of the source)")
+    return {"microbatch": microbatch}, {"zero": zero}
 
 
 def _is_bridge(row: Row) -> bool:
@@ -80,6 +98,11 @@ def _is_bridge(row: Row) -> bool:
     release = first_number(r"NeMo ?(\d\d\.\d\d)", row.framework_version)
     bridge = has_word(row.framework, "megatron-bridge")
     return bridge and release is not None and release >= BRIDGE_RELEASE
+
+
+def _is_half_adam(row: Row) -> bool:
+    """Whether the YAML file of a row keeps the optimizer's states in bf16."""
+    return has_word(row.task, "sft") or (row.n_layers, row.hidden) == NEMOTRON_340B
 
 
 def _is_first_nemo(row: Row) -> bool:

@@ -24,7 +24,7 @@ from foretrain.validation.mapping.encoder import (
 from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_target
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
-from foretrain.validation.mapping.recipes import recipe_plan, recipe_roles
+from foretrain.validation.mapping.recipes import flash_settings, recipe_plan, recipe_roles
 from foretrain.validation.mapping.recsys import (
     is_recsys,
     map_rec_model,
@@ -100,8 +100,7 @@ def map_row(row: Row) -> Mapped:
     stack = load_stack((map_bert_stack if bert else map_stack)(row, assumed))
     plan = map_plan(row, stack, assumed)
     training = map_training(row, stack, assumed)
-    if stack.name == "nemo":
-        _apply_recipe(row, plan, training, assumed)
+    _apply_recipe(row, plan, training, assumed)
     if bert:
         training["optimizer"] = map_bert_optimizer(row)
         if is_binned(row):
@@ -136,6 +135,9 @@ def _apply_recipe(
     row: Row, plan: dict[str, Any], training: dict[str, Any], assumed: Assumed
 ) -> None:
     """Adds what the published recipe of a row sets beyond its columns."""
+    batch, sharding = flash_settings(row, assumed)
+    training |= batch
+    plan |= sharding
     given = training["precision"]
     precision = {"compute": given} if isinstance(given, str) else dict(given)
     word = precision["compute"]
