@@ -1,7 +1,8 @@
 """Offload to the host: what leaves the device, and the transfers that bring it back.
 
 `optimizer`   master copy, moments and the gradients that the host reads live on the host. After
-              the reduction the gradients go down, the CPU updates, the weights come up.
+              the reduction the gradients go down, the CPU updates, the weights come up; of a share
+              of the parameters where the plan says so, and the device updates the others meanwhile.
 `parameters`  the shards of the weights too: every gather is preceded by a copy of the shard.
 
 Copies run on streams of their own (host-to-device, device-to-host) over pinned buffers.
@@ -34,6 +35,7 @@ def host_bytes(context: StageContext, activations: float) -> dict[str, float]:
     precision, mesh = context.precision, context.mesh
     groups = merge(group for unit in context.units() for group in unit.groups)
     updated = sum(g.share(g.signature.master, mesh) for g in groups)
+    updated *= context.tree.runtime.offload_fraction
     states = state_bytes(context.optimizer, precision, context.factored)
     parts = {"optimizer": updated * states, "gradients": updated * precision.bytes("master")}
     if mode == "parameters":
@@ -47,7 +49,10 @@ def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, fl
     mode = context.tree.runtime.offload
     gone = {"optimizer": mode != "none", "weights": mode == "parameters"}
     gone["gradients"] = moves_gradients(context)
-    return {part: 0.0 if gone.get(part.split()[-1]) else value for part, value in parts.items()}
+    kept = 1.0 - context.tree.runtime.offload_fraction
+    return {
+        part: kept * value if gone.get(part.split()[-1]) else value for part, value in parts.items()
+    }
 
 
 def copy(
@@ -81,6 +86,7 @@ def host_step(launches: LaunchList, after: tuple[int, ...]) -> int:
     c = launches.context
     groups: tuple[WeightGroup, ...] = merge(g for unit in c.units() for g in unit.groups)
     updated = sum(g.share(g.signature.master, c.mesh) for g in groups)
+    updated *= c.tree.runtime.offload_fraction
     ready = after
     if not moves_gradients(c):
         size = updated * c.precision.bytes("grad_accumulate")

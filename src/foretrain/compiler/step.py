@@ -25,10 +25,14 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
     elements = updated_elements(c)
     kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
     after = weights.reductions
+    host: list[int] = []
     if c.tree.runtime.offload != "none":
-        waits = tuple(after) or last_run(launches)
-        weights.publish_after(host_step(launches, waits))
-        return
+        host = [host_step(launches, tuple(after) or last_run(launches))]
+        here = 1.0 - c.tree.runtime.offload_fraction
+        elements, kept = round(here * elements), round(here * kept)
+        if not elements:
+            weights.publish_after(host)
+            return
     clipped = kept if c.stack.whole_gradients else elements
     if c.stack.grad_norm:
         norm = _run_segment(launches, norm_segment(c.table, clipped, c.precision), after)
@@ -38,7 +42,7 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         clipped=clipped,
     )  # fmt: skip
     run = _run_segment(launches, update, after, sync=c.stack.grad_norm)
-    gathers = weights.publish_after(run)
+    gathers = weights.publish_after([run, *host])
     if gathers and c.stack.zero_gather_us:
         ranks = max(c.mesh.size(group.signature.master) for group in groups)
         count = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)

@@ -161,7 +161,7 @@ class WeightTraffic:
             if handles:
                 self.ready[id(unit)] = handles
 
-    def publish_after(self, run: int) -> list[int]:
+    def publish_after(self, updates: Sequence[int]) -> list[int]:
         """Gathers the updated weights once the update is done, unless that overlaps.
 
         Returns the gathers.
@@ -172,7 +172,7 @@ class WeightTraffic:
         copies = 2.0 if c.stack.flat_gather else 0.0
         return [
             self._publish(
-                step, "all", dtype, after=(run,), size=copies * dtype_bytes(dtype) * step.elements
+                step, "all", dtype, after=updates, size=copies * dtype_bytes(dtype) * step.elements
             )
             for dtype, step in self._gathers_after()
         ]
