@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ NARROW = Precision(compute="fp8", weight="fp8")
 LINEAR = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64  # a layer of the small model
 
 
-def run_of(*, precision: object = "bf16", stack: str = "nemo", **plan: object) -> RunSpec:
+def run_of(*, precision: object = "bf16", stack: str = "nemo", **plan: Any) -> RunSpec:
     return load_run(
         {
             "model": {"family": "llama", "layers": 8, "hidden": 512, "heads": 8, "vocab": 2048},
@@ -40,7 +41,7 @@ def run_of(*, precision: object = "bf16", stack: str = "nemo", **plan: object) -
     )  # fmt: skip
 
 
-def result_of(**plan: object) -> Result:
+def result_of(**plan: Any) -> Result:
     return predict(run_of(**plan))
 
 
@@ -201,11 +202,12 @@ def test_more_layers_on_the_host_take_less_of_the_device_and_no_less_time() -> N
 
 
 def test_what_does_not_go_with_activations_on_the_host() -> None:
-    for plan, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"pp": 2}, "pipeline stages"),
         ({"recompute": "full"}, "recompute"),
         ({}, "0 to 7"),
-    ):
+    )
+    for plan, message in cases:
         with pytest.raises(InputError, match=message):
             run_of(cpu_offloading_num_layers=2 if plan else 8, **plan)
 
@@ -271,7 +273,7 @@ def test_modules_save_memory_for_time() -> None:
 
 
 def test_megatron_s_words_for_modules_in_any_order() -> None:
-    plans = (
+    plans: tuple[dict[str, Any], ...] = (
         {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
         {"recompute_modules": ["mlp"], "recompute_granularity": "selective"},
         {"recompute": {"mode": "selective", "modules": "mlp"}},
