@@ -262,7 +262,7 @@ def test_each_module_drops_what_it_makes() -> None:
 
 
 def test_modules_save_memory_for_time() -> None:
-    words = ([], ["layernorm"], ["layernorm", "mlp"])
+    words: tuple[list[str], ...] = ([], ["layernorm"], ["layernorm", "mlp"])
     found = [result_of(recompute={"modules": w} if w else "none") for w in words]
     used = [r.memory.device_used_bytes for r in found]
     time = [r.time_parts.recompute for r in found]

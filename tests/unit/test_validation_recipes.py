@@ -58,6 +58,18 @@ def test_the_optimizer_of_recipes() -> None:
     assert "moments" not in map_row(replace(SFT, task="pretrain")).run["training"]["precision"]
 
 
+def test_fp8_weights_where_the_options_name_them() -> None:
+    megatron = replace(
+        BRIDGE, framework="Megatron-LM", framework_version="core 2025", sharding="", mbs=1,
+        family="megatron_ci_golden",
+    )  # fmt: skip
+    assert map_row(megatron).run["training"]["precision"] == "fp8"
+    named = replace(megatron, notes='opts={"fp8-param-gather":true}')
+    assert map_row(named).run["training"]["precision"] == {"compute": "fp8", "weight": "fp8"}
+    example = map_row(replace(megatron, family="nemo_megatron_bridge")).run["training"]["precision"]
+    assert (example["weight"], example["grad_reduce"]) == ("fp8", "bf16")
+
+
 def test_flash_attention_s_micro_batches() -> None:
     row = Row(
         id="flash-1", family="flash_attention_gpt3", model="GPT3-2.7B", model_class="llm_dense",

@@ -74,6 +74,11 @@ def recipe_roles(row: Row, word: str, assumed: Assumed) -> dict[str, str]:
     roles: dict[str, str] = {}
     if _is_bridge(row) and word == "bf16" and not has_word(row.sharding, "fsdp("):
         roles["master"] = REMAINDER
+    elif word in LOW and '"fp8-param-gather":true' in row.notes:
+        roles["weight"] = word
+    elif word in LOW and row.family == "nemo_megatron_bridge" and row.framework == "Megatron-LM":
+        # examples/llama/train_llama3_8b_h100_fp8.sh: --fp8-param-gather --grad-reduce-in-bf16
+        roles = {"weight": word, "grad_accumulate": "bf16", "grad_reduce": "bf16"}
     elif _is_first_nemo(row) and _is_half_adam(row):
         roles = {"master": "bf16" if word in LOW else "none", "moments": "bf16"}
     if roles:
