@@ -53,6 +53,7 @@ class Stack:
     fragmentation: float = 0.03  # reserved over allocated
     logits_dtype: str = "fp32"
     logits_copies: float = 1.0  # copies of the logits in that dtype that live until backward
+    loss_chunks: int = 1  # parts of the sequence whose logits are made one after the other
     pipeline_slack: float = 0.0  # reserved over live activations with several micro-batches alive
     gather_slack: float = 0.0  # more reserved over allocated where weights are gathered (FSDP)
     gather_holes: float = 0.0  # share of the buffers of tp collectives a forward takes afresh

@@ -286,3 +286,16 @@ def test_megatron_s_words_for_modules_in_any_order() -> None:
         run_of(recompute_modules=["moe_act"])
     with pytest.raises(InputError, match="mode: selective"):
         run_of(recompute={"mode": "full", "modules": ["mlp"]})
+
+
+# -- the loss ------------------------------------------------------------------------------------
+
+
+def test_a_loss_in_chunks_holds_one_of_them() -> None:
+    def logits(chunks: int) -> float:
+        stack = replace(STACK, loss_chunks=chunks)
+        program = compile_small(llama(), Plan(preset="megatron"), 1, stack=stack).program
+        backward = next(s for s in program.segments if s.name == "head backward")
+        return -backward.delta()["logits"]
+
+    assert logits(1) == pytest.approx(4 * logits(4))

@@ -80,3 +80,16 @@ def test_flash_attention_s_micro_batches() -> None:
     mapped = map_row(row).run
     assert (mapped["training"]["microbatch"], mapped["plan"]["zero"]) == (4, 1)
     assert map_row(replace(row, mbs=2)).run["training"]["microbatch"] == 2
+
+
+def test_torchtitan_s_configurations() -> None:
+    row = replace(
+        BRIDGE, family="torchtitan_extra", n_layers=32, hidden=4096, heads=32, ffn=14336,
+        precision="BF16", n_gpus=4, dp=4, sharding="FSDP 4", zero_stage="3",
+        framework="torchtitan eager+compile", framework_version="PyTorch 2.14.0a0", mbs=32, gbs=128,
+    )  # fmt: skip
+    mapped = map_row(row)
+    assert mapped.run["plan"]["recompute"] == "selective"
+    assert mapped.stack["loss_chunks"] == 8
+    assert "loss_chunks" not in map_row(replace(row, framework_version="PyTorch 2.9.0")).stack
+    assert map_row(replace(row, recompute="none")).run["plan"]["recompute"] == "none"

@@ -1,6 +1,7 @@
 """Bytes per element of tensors that software keeps in other copies than the graph names.
 
-- logits: the loss works on wider copies, a constant of the stack;
+- logits: the loss works on wider copies, a constant of the stack; a loss in chunks of the sequence
+  makes the logits of one chunk, their gradient and the input's, before it goes to the next;
 - the activated gate: where activation and product are two kernels, backward of the product reads
   the activated gate, which lives beside the product itself;
 - RMSNorm in Python: its product in fp32 reads an fp32 copy of the input, and its scale reads the
@@ -46,6 +47,11 @@ def held_bytes(lowered: LoweredBlock, precision: Precision, stack: Stack) -> Map
         elif op.cost == "rmsnorm" and kernels >= PYTHON_NORM:
             held[output] = size + (4.0 if size < 4.0 else size)
     held["logits"] = stack.logits_copies * dtype_bytes(stack.logits_dtype)
+    if stack.loss_chunks > 1:
+        for name, tensor in lowered.tensors.items():
+            if "vocab" in tensor.dims and tensor.role != "weight" and tensor.dtype != "grad":
+                size = held.get(name, precision.bytes(tensor.dtype))
+                held[name] = size / stack.loss_chunks
     return held
 
 

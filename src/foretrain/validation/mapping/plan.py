@@ -26,6 +26,10 @@ NEMO_CHUNKS: Mapping[tuple[int | None, ...], int] = {
     (96, 18432, 8, 8): 12,  # Nemotron-4 340B
 }
 
+#: Recompute of torchtitan's configurations of Llama 3 (models/llama3/config_registry.py) by hidden
+#: size: 8B, 70B, 405B.
+TORCHTITAN: Mapping[int | None, str] = {4096: "selective", 8192: "full", 16384: "full"}
+
 #: Frameworks whose model-parallel degrees are 1 unless stated.
 _SHARDING_ONLY = ("fsdp", "ddp", "plain")
 
@@ -213,6 +217,10 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
         # modules/gpt_modules.py of the source: both halves of a block are checkpoints
         assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
         return "full"
+    if not text and has_word(row.framework, "torchtitan") and row.hidden in TORCHTITAN:
+        mode = TORCHTITAN[row.hidden]
+        assumed.add(f"recompute = {mode} (not stated; torchtitan's configuration of this model)")
+        return mode
     if not text and has_word(row.framework, "torchtune") and "technique" not in row.notes:
         # recipes/configs/llama3_1: enable_activation_checkpointing; ablations add what they name
         assumed.add("recompute = full (not stated; torchtune's recipes for full fine-tuning)")

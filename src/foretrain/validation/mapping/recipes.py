@@ -98,6 +98,15 @@ def flash_settings(row: Row, assumed: Assumed) -> tuple[dict[str, int], dict[str
     return {"microbatch": microbatch}, {"zero": zero}
 
 
+def loss_chunks(row: Row, assumed: Assumed) -> int | None:
+    """Returns in how many chunks the loss of torchtitan runs since 2026 (components/loss.py)."""
+    minor = first_number(r"pytorch 2\.(\d+)", row.framework_version)
+    if not has_word(row.framework, "torchtitan") or minor is None or minor < 12:
+        return None
+    assumed.add("the loss in 8 chunks (torchtitan's default, ChunkedCELoss)")
+    return 8
+
+
 def _is_bridge(row: Row) -> bool:
     """Whether a recipe of Megatron-Bridge made the row."""
     release = first_number(r"NeMo ?(\d\d\.\d\d)", row.framework_version)

@@ -24,7 +24,12 @@ from foretrain.validation.mapping.encoder import (
 from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_target
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
-from foretrain.validation.mapping.recipes import flash_settings, recipe_plan, recipe_roles
+from foretrain.validation.mapping.recipes import (
+    flash_settings,
+    loss_chunks,
+    recipe_plan,
+    recipe_roles,
+)
 from foretrain.validation.mapping.recsys import (
     is_recsys,
     map_rec_model,
@@ -122,6 +127,7 @@ def map_row(row: Row) -> Mapped:
         "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
+        "loss_chunks": loss_chunks(row, assumed),
     }
     return Mapped(
         run=run,
