@@ -82,6 +82,17 @@ def test_flash_attention_s_micro_batches() -> None:
     assert map_row(replace(row, mbs=2)).run["training"]["microbatch"] == 2
 
 
+def test_the_container_of_lambda_s_benchmark() -> None:
+    row = Row(
+        id="lambda-1", family="lambda_gpu_benchmark", model="BERT-large SQuAD finetune",
+        model_class="bert", n_layers=24, hidden=1024, heads=16, ffn=4096, vocab=30522, seq_len=384,
+        precision="fp16 AMP", gpu="RTX 3090", gpu_norm="RTX3090", n_gpus=1, mbs=28, gbs=28,
+        framework="NGC PyTorch DeepLearningExamples (Lambda fork)",
+    )  # fmt: skip
+    assert map_row(row).stack["context_gib"] == 0.85
+    assert "context_gib" not in map_row(replace(row, family="other")).stack
+
+
 def test_torchtitan_s_configurations() -> None:
     row = replace(
         BRIDGE, family="torchtitan_extra", n_layers=32, hidden=4096, heads=32, ffn=14336,

@@ -107,6 +107,19 @@ def loss_chunks(row: Row, assumed: Assumed) -> int | None:
     return 8
 
 
+def container_context(row: Row, assumed: Assumed) -> float | None:
+    """Returns the GiB of the CUDA context in the container of lambdal/deeplearning-benchmark.
+
+    All its batches of SQuAD are those of config_v1, which is for pytorch:22.09-py3 and later. That
+    PyTorch loads all its kernels at start: 667 MB after one tensor, 287 MB where it loads lazily
+    (pytorch pull request 85692), which is 0.5 GiB with the libraries of a training run.
+    """
+    if row.family != "lambda_gpu_benchmark" or not has_word(row.model, "squad"):
+        return None
+    assumed.add("the container pytorch:22.09-py3 (the batch is that of its configuration)")
+    return 0.5 + 0.35
+
+
 def _is_bridge(row: Row) -> bool:
     """Whether a recipe of Megatron-Bridge made the row."""
     release = first_number(r"NeMo ?(\d\d\.\d\d)", row.framework_version)

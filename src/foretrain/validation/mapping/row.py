@@ -25,6 +25,7 @@ from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_targ
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
 from foretrain.validation.mapping.recipes import (
+    container_context,
     flash_settings,
     loss_chunks,
     recipe_plan,
@@ -128,6 +129,7 @@ def map_row(row: Row) -> Mapped:
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
         "loss_chunks": loss_chunks(row, assumed),
+        "context_gib": container_context(row, assumed),
     }
     return Mapped(
         run=run,
