@@ -112,6 +112,8 @@ def map_checks(row: Row, assumed: Assumed) -> bool:
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
+    if row.family == "flagperf" and has_word(row.model, "baichuan2_13b"):
+        return "unfused"  # its page: the model has no FlashAttention-2
     if not text:  # the prototype, and GPT models of HF transformers before 2024
         return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
