@@ -79,6 +79,7 @@ def compile_small(
     precision: Precision = MEGATRON,
     optimizer: str = "adamw",
     devices_per_node: int = 8,
+    fp8_layouts: int = 1,
 ) -> Small:
     """Graph, tree and program of a plan on `world` ranks."""
     dp = world // (plan.tp * plan.pp * plan.cp)
@@ -96,6 +97,7 @@ def compile_small(
         stack=stack,
         devices_per_node=devices_per_node,
         samples_per_step=accumulation * dp * microbatch,
+        fp8_layouts=fp8_layouts,
     )
     return Small(
         graph=graph,

@@ -78,6 +78,7 @@ def compile_run(run: RunSpec, *, by_module: bool = False) -> Compiled:
         samples_per_step=training.global_batch,
         table_optimizer=training.table_optimizer,
         by_module=by_module,
+        fp8_layouts=run.cluster.device.fp8_layouts,
     )
     return Compiled(graph=graph, tree=tree, program=compile_program(graph, tree, job))
 

@@ -239,6 +239,7 @@ HGX = "HGX board, one NIC per GPU"
 GEFORCE = "guess: a workstation of 2 cards; GeForce drivers switch P2P off since 2020"
 SMALL = "guess: a server of 4 cards and one 25 Gb/s port"
 INFERENCE = "guess: a server of 8 cards and one 100 Gb/s port"
+C2C = "spec: NVLink-C2C carries 900 GB/s in both directions together"
 PCIE = "guess: a server of 8 cards and two 200 Gb/s ports"
 Node = tuple[int, int, float, str, str, int, bool, str]
 NODES: dict[str, Node] = {
@@ -312,6 +313,13 @@ FILLED: dict[str, dict[str, tuple[float, str]]] = {
     "mi100": {"fp32": (46.1, "spec: AMD MI100 datasheet, fp32 matrix")},
     "mi210": {"fp32": (45.3, "spec: AMD MI210 datasheet, fp32 matrix")},
     "mi250x": {"fp32": (47.85, "spec: AMD MI250X datasheet, fp32 matrix; half of the package")},
+    "gh200": {"host_gb_s": (450, f"{C2C} (NVIDIA GH200 datasheet)")},
+    "gb200": {
+        "host_gb_s": (225, f"{C2C} (NVIDIA GB200 NVL72 datasheet); one Grace serves two GPUs")
+    },
+    "gb300": {
+        "host_gb_s": (225, f"{C2C} (NVIDIA GB300 NVL72 datasheet); one Grace serves two GPUs")
+    },
     "tpu-v3": {"l2_mib": (32.0, "spec: 16 MiB of vector memory per core")},
     "tpu-v4": {"l2_mib": (128.0, "spec: common memory of the chip")},
     "tpu-v5e": {

@@ -88,17 +88,19 @@ def device_toml(
     sources = {
         "sm_count": spec, "memory_gb": spec, "memory_type": spec, "capacity_gib": gib_source,
         "memory_bandwidth_gb_s": spec, "l2_mib": spec, "tdp_w": spec, "scaleup_link": spec,
-        "scaleup_gb_s": spec, "pcie_gen": spec, "peak_tflops": spec,
+        "scaleup_gb_s": spec, "pcie_gen": spec, "host_gb_s": spec, "peak_tflops": spec,
     }  # fmt: skip
     values = {
         "sm_count": row["sm_count"], "memory_gb": row["mem_gb"], "capacity_gib": str(gib),
         "memory_bandwidth_gb_s": row["mem_bw_GBs"], "l2_mib": row["l2_mb"],
         "tdp_w": row["tdp_W"], "scaleup_gb_s": row["scaleup_GBs_per_dir"],
-        "pcie_gen": row["pcie_gen"],
+        "pcie_gen": row["pcie_gen"], "host_gb_s": "",
     }  # fmt: skip
     for key, (value, source) in filled.items():
         if key in values:
             values[key], sources[key] = str(value), source
+    if not values["host_gb_s"]:  # over PCIe, as nearly everywhere
+        del values["host_gb_s"], sources["host_gb_s"]
     if link(row["scaleup_link"]) == "none":
         del values["scaleup_gb_s"], sources["scaleup_gb_s"]
     generation = GENERATIONS.get(row["arch"], row["arch"].lower())

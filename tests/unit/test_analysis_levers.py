@@ -172,3 +172,14 @@ def test_where_it_does_not_fit_a_knob_is_turned_as_far_as_needed():
     (micro,) = [v for v in fitting if "training.microbatch" in v.changes]
     assert micro.changes["training.microbatch"] == 2  # half is not enough
     assert [v.gain for v in fitting] == sorted((v.gain for v in fitting), reverse=True)
+
+
+def test_activations_on_the_host_are_a_lever_of_megatron() -> None:
+    run = make()
+    found = [c for c in candidates(run, predict(run)) if c.kind == "activations"]
+    assert [c.changes for c in found] == [
+        {"plan.cpu_offloading_num_layers": 4}, {"plan.cpu_offloading_num_layers": 7},
+    ]  # fmt: skip
+    assert found[0].frees < found[1].frees
+    for other in (make(plan_pp=2), make(plan_preset="fsdp", plan_zero=3)):
+        assert not [c for c in candidates(other, predict(other)) if c.kind == "activations"]

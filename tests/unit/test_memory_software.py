@@ -128,7 +128,7 @@ def test_fp8_halves_only_what_matrix_products_read() -> None:
         return segment(program, "layers.0 forward").delta()["activations"]
 
     assert kept(fp8) == kept(Precision())
-    assert 0.5 * kept(fp8) < kept(fp8, fp8_saved=True) < kept(fp8)
+    assert 0.5 * kept(fp8) < kept(fp8, low_saved=("fp8",)) < kept(fp8)
 
 
 def test_gradients_that_wait_die_with_their_accumulation() -> None:

@@ -53,6 +53,25 @@ def test_the_batch_of_a_node_is_divided_over_its_devices(
     assert run.measured.iter_time_s == pytest.approx(step)
 
 
+@pytest.mark.parametrize(
+    ("family", "accumulation", "batch", "step"),
+    [
+        ("ultrascale_playbook", 1, 128, 2.0),
+        ("ultrascale_playbook", 2, 256, 4.0),
+        ("ultrascale_playbook", "", 256, 4.0),
+        ("other", 1, 256, 4.0),
+    ],
+)
+def test_the_batch_is_what_its_factors_make(
+    family: str, accumulation: object, batch: int, step: float, tmp_path: Path
+) -> None:
+    head = "id,family,model,gpu,mbs,ga_steps,dp,gbs,iter_time_s\n"
+    text = f"{head}a,{family},m,x,8,{accumulation},16,256,4.0\n"
+    (run,) = read_rows(write(tmp_path / "r.csv", text))
+    assert run.row.gbs == batch
+    assert run.measured.iter_time_s == pytest.approx(step)
+
+
 def test_a_row_has_no_place_for_what_was_measured() -> None:
     assert not {*MEASURED_NUMBERS, *MEASURED_TEXTS} & set(Row.__slots__)
 

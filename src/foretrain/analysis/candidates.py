@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from foretrain.analysis.candidate import Candidate, changed_plan, share
+from foretrain.analysis.candidates_memory import activations_away, fused_loss, offload
 from foretrain.frontends.spec import num_layers
-from foretrain.run.defaults import pad_vocabulary
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Result
 from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan
@@ -15,7 +16,6 @@ from foretrain.strategy.choices import divisors
 from foretrain.strategy.plan import RECOMPUTE, Plan, Recompute
 from foretrain.strategy.presets import build_tree
 from foretrain.strategy.tree import Runtime
-from foretrain.units import dtype_bytes
 
 #: Small steps of a device run below its peak mostly because of launches and waves of tiles; a
 #: larger micro-batch wins back at most about this share of the computation (docs/explain/costs.md).
@@ -28,23 +28,6 @@ FACTORS = (2, 4, 8)
 WHAT_IF = "what if"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One change: the run with it, and closed-form bounds on what it could do.
-
-    `kind` groups changes of the same knob. `saves_s` is the largest saving of step time that one
-    can hope for (negative: a sure loss), `frees` the share of the device memory that it may free
-    (negative: it needs more). Both only decide what is worth a prediction.
-    """
-
-    kind: str
-    title: str
-    run: RunSpec
-    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    saves_s: float
-    frees: float = 0.0
-
-
 def candidates(run: RunSpec, result: Result) -> list[Candidate]:
     """Returns the valid single changes of plan and micro-batch, in a fixed order."""
     found = [
@@ -53,8 +36,9 @@ def candidates(run: RunSpec, result: Result) -> list[Candidate]:
         *_zero(run, result),
         *_tensor(run, result),
         *_pipeline(run, result),
-        *_offload(run, result),
-        *_fused_loss(run, result),
+        *offload(run, result),
+        *activations_away(run, result),
+        *fused_loss(run, result),
         *_switches(run, result),
         *_interleave(run, result),
     ]
@@ -84,19 +68,6 @@ def what_ifs(run: RunSpec, result: Result) -> list[Candidate]:
     return found
 
 
-def changed_plan(run: RunSpec, **changes: Any) -> RunSpec:
-    """Returns the run with other plan fields; dp follows, stages and chunks stay even.
-
-    The vocabulary is padded again, because its padding depends on tp. The expanded tree of a run
-    belongs to the old plan, so runs that give one are not changed this way (see `levers`).
-    """
-    plan = replace(run.plan, **changes)
-    dp, rest = divmod(run.cluster.world_size, plan.tp * plan.pp * plan.cp)
-    plan = replace(plan, dp=dp if not rest and dp else run.plan.dp)
-    model, _ = pad_vocabulary(run.model, plan)
-    return replace(run, plan=plan, model=model)
-
-
 def _factors(result: Result) -> tuple[int, ...]:
     """Returns how far knobs that free memory are turned."""
     return FACTORS[:1] if result.fits else FACTORS
@@ -117,13 +88,6 @@ def _exposed(result: Result, *axes: str) -> float:
     return sum(result.time_parts.exposed_communication.get(axis, 0.0) for axis in axes)
 
 
-def _share(result: Result, *words: str) -> float:
-    """Returns the share of the used memory in parts whose name holds one of `words`."""
-    memory = result.memory
-    held = sum(v for k, v in memory.parts_bytes.items() if any(word in k for word in words))
-    return held / memory.device_used_bytes if memory.device_used_bytes else 0.0
-
-
 def _grows(run: RunSpec, result: Result, *more: str) -> float:
     """Returns the share of memory that doubles when half as many ranks share a model's parts.
 
@@ -131,7 +95,7 @@ def _grows(run: RunSpec, result: Result, *more: str) -> float:
     """
     sharded = run.plan.zero or 0
     words = [w for stage, w in ((3, "weight"), (2, "grad"), (1, "optimizer")) if sharded < stage]
-    return _share(result, *words, *more)
+    return share(result, *words, *more)
 
 
 def _left_over(factor: float) -> float:
@@ -141,7 +105,7 @@ def _left_over(factor: float) -> float:
 
 def _recompute(run: RunSpec, result: Result) -> list[Candidate]:
     now, parts = run.plan.recompute.mode, result.time_parts
-    activations = _share(result, "activation")
+    activations = share(result, "activation")
     found: list[Candidate] = []
     for mode in RECOMPUTE:
         step = RECOMPUTE.index(mode) - RECOMPUTE.index(now) if now in RECOMPUTE else 0
@@ -163,7 +127,7 @@ def _recompute(run: RunSpec, result: Result) -> list[Candidate]:
 
 def _microbatch(run: RunSpec, result: Result) -> list[Candidate]:
     parts, size = result.time_parts, run.training.microbatch
-    activations = _share(result, "activation", "logit", "temporary")
+    activations = share(result, "activation", "logit", "temporary")
     larger = parts.host + BATCH_EFFICIENCY * parts.compute + _exposed(result, "dp")
     smaller = (parts.bubble + parts.wait) / 2
     found: list[Candidate] = []
@@ -188,7 +152,7 @@ def _zero(run: RunSpec, result: Result) -> list[Candidate]:
     stages = ZERO_STAGES.get(plan.preset, (0, 1, 2, 3))
     if plan.zero not in stages or (plan.dp or 1) == 1:
         return []
-    states = _share(result, "weight", "grad", "master", "moment", "optimizer")
+    states = share(result, "weight", "grad", "master", "moment", "optimizer")
     found: list[Candidate] = []
     for step in (-1, *((1,) if result.fits else (1, 2, 3))):
         i = stages.index(plan.zero) + step
@@ -269,41 +233,6 @@ def _pipeline(run: RunSpec, result: Result) -> list[Candidate]:
     return found
 
 
-def _offload(run: RunSpec, result: Result) -> list[Candidate]:
-    """Optimizer states to the host, and with ZeRO-3 the parameters too."""
-    plan = run.plan
-    wanted = "parameters" if plan.offload == "optimizer" else "optimizer"
-    if plan.offload == "parameters" or (wanted == "parameters" and (plan.zero or 0) < 3):
-        return []
-    words = ("optimizer", "grad") if wanted == "optimizer" else ("weights",)
-    return [
-        Candidate(
-            kind="offload",
-            title=f"offload {wanted} to the host",
-            run=changed_plan(run, offload=wanted),
-            changes={"plan.offload": wanted},
-            saves_s=-result.step_time_s.value,
-            frees=_share(result, *words),
-        )
-    ]
-
-
-def _fused_loss(run: RunSpec, result: Result) -> list[Candidate]:
-    """A loss whose kernel reads the logits in the compute dtype and writes its gradient there."""
-    if run.stack.logits_copies * dtype_bytes(run.stack.logits_dtype) <= 2.0:
-        return []
-    stack = replace(run.stack, logits_copies=1.0, logits_dtype="bf16")
-    return [
-        Candidate(
-            kind="loss",
-            title="fused cross-entropy (logits stay in bf16)",
-            run=replace(run, stack=stack),
-            saves_s=0.0,
-            frees=_share(result, "logit") / 2,
-        )
-    ]
-
-
 def _switches(run: RunSpec, result: Result) -> list[Candidate]:
     plan = run.plan
     found: list[Candidate] = []
@@ -315,7 +244,7 @@ def _switches(run: RunSpec, result: Result) -> list[Candidate]:
                 run=changed_plan(run, sequence_parallel=True),
                 changes={"plan.sequence_parallel": True},
                 saves_s=0.05 * result.time_parts.compute,
-                frees=0.4 * _share(result, "activation"),
+                frees=0.4 * share(result, "activation"),
             )
         )
     runtime = _runtime(run)

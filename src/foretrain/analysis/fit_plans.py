@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
-from foretrain.analysis.candidates import changed_plan, gives_dp
+from foretrain.analysis.candidate import changed_plan
+from foretrain.analysis.candidates import gives_dp
 from foretrain.frontends.spec import ConvSpec
 from foretrain.run.spec import RunSpec
 from foretrain.strategy.checks import ZERO_STAGES, Numbers, check_plan, tensor_degrees

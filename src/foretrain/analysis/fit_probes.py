@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretrain.analysis.candidates import changed_plan
+from foretrain.analysis.candidate import changed_plan
 from foretrain.analysis.fit_plans import OtherPlan, other_plans, valid
 from foretrain.frontends.spec import ModelSpec
 from foretrain.run.spec import RunSpec

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.analysis.candidates import WHAT_IF, Candidate, candidates, what_ifs
+from foretrain.analysis.candidate import Candidate
+from foretrain.analysis.candidates import WHAT_IF, candidates, what_ifs
 from foretrain.analysis.lever import Lever
 from foretrain.errors import ForetrainError
 from foretrain.predict import predict as predict_run

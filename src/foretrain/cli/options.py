@@ -114,6 +114,18 @@ Reshard = Annotated[
 Offload = Annotated[
     str | None, _field("--offload", "WHAT", "What the host holds: none, optimizer, parameters.")
 ]
+OptimizerOffloadFraction = Annotated[
+    str | None,
+    _field("--optimizer-offload-fraction", "SHARE", "Parameters that --offload optimizer moves."),
+]
+CpuOffloadingNumLayers = Annotated[
+    str | None,
+    _field("--cpu-offloading-num-layers", "N", "Layers whose activations wait on the host."),
+]
+ExpandableSegments = Annotated[
+    bool | None,
+    _field("--expandable-segments/--no-expandable-segments", "", "The allocator maps pages."),
+]
 BucketMib = Annotated[str | None, _field("--bucket-mib", "MIB", "Size of a gradient bucket.")]
 Prefetch = Annotated[
     str | None, _field("--prefetch", "N", "Units whose weights are gathered ahead.")
@@ -170,6 +182,9 @@ FIELD_OF_FLAG: Mapping[str, str] = {
             "recompute",
             "reshard",
             "offload",
+            "optimizer_offload_fraction",
+            "cpu_offloading_num_layers",
+            "expandable_segments",
             "bucket_mib",
             "prefetch",
             "overlap",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from foretrain.compiler.flow import Copy, Flow, Launch, OpLaunch, Relayout, as_split
 from foretrain.compiler.placements import Layout, layout
-from foretrain.compiler.recompute import core_ops, producers, saved_names
+from foretrain.compiler.recompute import function_ops, producers, saved_names
 from foretrain.compiler.splits import Split, atomic, own_split
 from foretrain.graph.backward import Backward
 from foretrain.graph.gradient_walk import SIDE_ZERO
@@ -238,7 +238,7 @@ def _backward(
             flow.produced[name] = kept[0][1]
     flow.copies = {copy: copy for copy in saved}
     launches: list[Launch] = []
-    core = core_ops(block) if outer.recompute == "selective" else ()
+    core = function_ops(block, outer.recompute)
     again = _Repeat(block, flow, forward_splits, launches, core)
     if backward.output_grad is not None and block.output is not None:
         placed = _fit(residual, flow.tensors[backward.output_grad])
@@ -299,7 +299,7 @@ class _Repeat:
                 self.op(made[name])
 
     def whole_core(self, wanted: Op) -> None:
-        """Repeats the checkpointed core of one attention as a function, last operator included."""
+        """Repeats a part that is checkpointed as a function, last operator included."""
         part = wanted.name.split(".")[0]
         names = [name for name in self.core if name.split(".")[0] == part]
         self.core = tuple(name for name in self.core if name not in names)

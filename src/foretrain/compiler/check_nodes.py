@@ -12,7 +12,7 @@ from foretrain.compiler.placements import FLAT
 from foretrain.errors import Problem, nearest
 from foretrain.graph.ir import Graph, Op
 from foretrain.mesh import Mesh
-from foretrain.strategy.plan import RECOMPUTE
+from foretrain.strategy.plan import RECOMPUTE, RECOMPUTE_MODULES, recompute_modules
 from foretrain.strategy.tree import MEMORY_ROLES, Node
 
 #: Dims of feature maps that are not split: neighbours would have to exchange halos.
@@ -44,8 +44,10 @@ def _check_node(node: Node, ops: Sequence[tuple[tuple[str, ...], Op]], mesh: Mes
     if not below:
         return [_matches_nothing(node, ops, where)]
     problems: list[Problem] = []
-    if node.recompute is not None and node.recompute not in RECOMPUTE:
-        problems.append(_unknown("recompute", node.recompute, RECOMPUTE, where))
+    known = node.recompute in RECOMPUTE or recompute_modules(node.recompute or "")
+    if node.recompute is not None and not known:
+        words = (*RECOMPUTE, "+".join(RECOMPUTE_MODULES))
+        problems.append(_unknown("recompute", node.recompute, words, where))
     elif node.recompute is not None and node.depth > 2:
         problems.append(
             Problem(

@@ -12,7 +12,7 @@ from foretrain.compiler.bags import BAG, INTERACTION, bag_bytes, bag_shape, tabl
 from foretrain.compiler.flow import Copy, OpLaunch
 from foretrain.compiler.placements import local_elements
 from foretrain.graph.ir import Op, Operand, Tensor
-from foretrain.graph.precision import Precision
+from foretrain.graph.precision import LOW, Precision
 from foretrain.mesh import Mesh
 from foretrain.program import CommEvent, ComputeEvent, Event
 
@@ -201,10 +201,10 @@ class Shaper:
     def _dtype(self, op: Op) -> str:
         """GEMMs run in the compute dtype; fp8 covers nothing else (docs/explain/costs.md)."""
         dtype = self.precision.compute
-        if op.cost != "gemm" and dtype in ("fp8", "mxfp8", "nvfp4"):
+        if op.cost != "gemm" and dtype in LOW:
             return "bf16"
         if op.cost == "gemm" and op.attributes.get("low_precision") is False:
-            return "bf16" if dtype in ("fp8", "mxfp8", "nvfp4") else dtype
+            return "bf16" if dtype in LOW else dtype
         return dtype
 
     def _gemm(self, op: Op, sizes: Mapping[str, int]) -> dict[str, float]:

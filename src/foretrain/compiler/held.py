@@ -1,12 +1,13 @@
 """Bytes per element of tensors that software keeps in other copies than the graph names.
 
-- logits: the loss works on wider copies, a constant of the stack;
+- logits: the loss works on wider copies, a constant of the stack; a loss in chunks of the sequence
+  makes the logits of one chunk, their gradient and the input's, before it goes to the next;
 - the activated gate: where activation and product are two kernels, backward of the product reads
   the activated gate, which lives beside the product itself;
 - RMSNorm in Python: its product in fp32 reads an fp32 copy of the input, and its scale reads the
   normalised values in the compute dtype; the input itself is not kept for it;
-- FP8: only what matrix products read is FP8. Activations are bf16; a stack may keep the FP8 copy
-  of what only matrix products read again.
+- FP8 and narrower: only what matrix products read is. Activations are bf16; a stack may keep the
+  narrow copy of what only matrix products read again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from collections.abc import Mapping
 
 from foretrain.compiler.block import LoweredBlock
 from foretrain.compiler.flow import OpLaunch
-from foretrain.graph.precision import Precision
+from foretrain.graph.precision import LOW, Precision
 from foretrain.stack import Stack
 from foretrain.units import dtype_bytes
 
-LOW = ("fp8", "mxfp8", "nvfp4")
 #: An RMSNorm of at least so many kernels is Python code, not one operator.
 PYTHON_NORM = 4.0
 
@@ -35,8 +35,9 @@ def held_bytes(lowered: LoweredBlock, precision: Precision, stack: Stack) -> Map
     held: dict[str, float] = {}
     if precision.compute in LOW:
         held |= {name: size for name, t in lowered.tensors.items() if t.dtype == "compute"}
-        if stack.fp8_saved:
-            held |= dict.fromkeys(_read_by_products(lowered), 1.0)
+        if precision.compute in stack.low_saved:
+            narrow = dtype_bytes(precision.compute)
+            held |= dict.fromkeys(_read_by_products(lowered), narrow)
     for op in lowered.block.ops:
         output = op.outputs[0].tensor
         kernels = stack.kernels.get(op.cost, 1.0)
@@ -46,6 +47,11 @@ def held_bytes(lowered: LoweredBlock, precision: Precision, stack: Stack) -> Map
         elif op.cost == "rmsnorm" and kernels >= PYTHON_NORM:
             held[output] = size + (4.0 if size < 4.0 else size)
     held["logits"] = stack.logits_copies * dtype_bytes(stack.logits_dtype)
+    if stack.loss_chunks > 1:
+        for name, tensor in lowered.tensors.items():
+            if "vocab" in tensor.dims and tensor.role != "weight" and tensor.dtype != "grad":
+                size = held.get(name, precision.bytes(tensor.dtype))
+                held[name] = size / stack.loss_chunks
     return held
 
 

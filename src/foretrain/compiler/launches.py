@@ -91,6 +91,7 @@ class StageContext:
     joint: bool = False  # the stage has several rank classes, which wait for each other
     tables: tuple[float, float] = (0.0, 0.0)  # bytes of tables that backward updates, and states
     by_module: bool = False
+    fp8_layouts: int = 1  # in how many layouts products read an FP8 weight
 
     def units(self) -> list[Unit]:
         """Returns the units of all chunks."""

@@ -52,6 +52,7 @@ class Job:
     samples_per_step: int
     table_optimizer: str = "sgd"  # of tables that backward updates
     by_module: bool = False  # book live bytes by module instead of by part
+    fp8_layouts: int = 1  # in how many layouts the device reads an FP8 weight
 
 
 def compile_program(graph: Graph, tree: StrategyTree, job: Job) -> Program:
@@ -204,6 +205,7 @@ class _Compiler:
             joint=not alone,
             tables=self._table_bytes(own, group.owner),
             by_module=self.job.by_module,
+            fp8_layouts=self.job.fp8_layouts,
         )
         built = build_entries(context)
         return RankClass(

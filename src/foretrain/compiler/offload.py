@@ -1,7 +1,8 @@
 """Offload to the host: what leaves the device, and the transfers that bring it back.
 
 `optimizer`   master copy, moments and the gradients that the host reads live on the host. After
-              the reduction the gradients go down, the CPU updates, the weights come up.
+              the reduction the gradients go down, the CPU updates, the weights come up; of a share
+              of the parameters where the plan says so, and the device updates the others meanwhile.
 `parameters`  the shards of the weights too: every gather is preceded by a copy of the shard.
 
 Copies run on streams of their own (host-to-device, device-to-host) over pinned buffers.
@@ -25,20 +26,22 @@ def moves_gradients(context: StageContext) -> bool:
     return context.tree.runtime.offload != "none" and shards
 
 
-def host_bytes(context: StageContext) -> dict[str, float]:
+def host_bytes(context: StageContext, activations: float) -> dict[str, float]:
     """Returns what one rank keeps in host memory, by part; empty without offload."""
+    waiting = {"activations": activations} if activations else {}
     mode = context.tree.runtime.offload
     if mode == "none" or context.optimizer == "none":
-        return {}
+        return waiting
     precision, mesh = context.precision, context.mesh
     groups = merge(group for unit in context.units() for group in unit.groups)
     updated = sum(g.share(g.signature.master, mesh) for g in groups)
+    updated *= context.tree.runtime.offload_fraction
     states = state_bytes(context.optimizer, precision, context.factored)
     parts = {"optimizer": updated * states, "gradients": updated * precision.bytes("master")}
     if mode == "parameters":
         stored = sum(g.share(g.signature.stored, mesh) for g in groups)
         parts["weights"] = stored * precision.bytes("weight")
-    return parts
+    return {**parts, **waiting}
 
 
 def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, float]:
@@ -46,13 +49,26 @@ def moved_off(context: StageContext, parts: Mapping[str, float]) -> dict[str, fl
     mode = context.tree.runtime.offload
     gone = {"optimizer": mode != "none", "weights": mode == "parameters"}
     gone["gradients"] = moves_gradients(context)
-    return {part: 0.0 if gone.get(part.split()[-1]) else value for part, value in parts.items()}
+    kept = 1.0 - context.tree.runtime.offload_fraction
+    return {
+        part: kept * value if gone.get(part.split()[-1]) else value for part, value in parts.items()
+    }
 
 
 def copy(
-    launches: LaunchList, num_bytes: float, *, label: str, down: bool, after: tuple[int, ...] = ()
+    launches: LaunchList,
+    num_bytes: float,
+    *,
+    label: str,
+    down: bool,
+    after: tuple[int, ...] = (),
+    taken: Mapping[str, float] | None = None,
+    freed: Mapping[str, float] | None = None,
 ) -> int:
-    """Returns the handle of a copy to the host (`down`) or to the device."""
+    """Returns the handle of a copy to the host (`down`) or to the device.
+
+    Device memory `taken` when it starts and `freed` when it ends, by part.
+    """
     return _host_work(
         launches,
         "host_copy",
@@ -60,6 +76,8 @@ def copy(
         label=label,
         stream="device-to-host" if down else "host-to-device",
         after=after,
+        delta_start=taken,
+        delta_end={part: -value for part, value in (freed or {}).items()},
     )
 
 
@@ -68,6 +86,7 @@ def host_step(launches: LaunchList, after: tuple[int, ...]) -> int:
     c = launches.context
     groups: tuple[WeightGroup, ...] = merge(g for unit in c.units() for g in unit.groups)
     updated = sum(g.share(g.signature.master, c.mesh) for g in groups)
+    updated *= c.tree.runtime.offload_fraction
     ready = after
     if not moves_gradients(c):
         size = updated * c.precision.bytes("grad_accumulate")
@@ -89,7 +108,8 @@ def host_step(launches: LaunchList, after: tuple[int, ...]) -> int:
 
 def _host_work(
     launches: LaunchList, kind: str, num_bytes: float, *, label: str, stream: str,
-    after: tuple[int, ...],
+    after: tuple[int, ...], delta_start: Mapping[str, float] | None = None,
+    delta_end: Mapping[str, float] | None = None,
 ) -> int:  # fmt: skip
     event = CommEvent(
         collective=kind,  # pyright: ignore[reportArgumentType]
@@ -104,5 +124,7 @@ def _host_work(
             stream=stream,
             category="optimizer" if kind == "host_update" else "other",
             after=after,
+            delta_start=delta_start or {},
+            delta_end=delta_end or {},
         )
     )

@@ -63,8 +63,12 @@ def factored_share(weights: Iterable[Tensor]) -> float:
 def moment_bytes(optimizer: str, precision: Precision, factored: float = 1.0) -> float:
     """Returns the bytes per parameter of all moments; `factored` is that of `factored_share`."""
     rule = OPTIMIZERS[optimizer]
-    size = precision.bytes("moments") if rule.moment_bytes is None else rule.moment_bytes
-    return rule.moments * size * (factored if rule.factored else 1.0)
+    if rule.moment_bytes is not None:
+        return rule.moments * rule.moment_bytes
+    size = rule.moments * precision.bytes("moments")
+    if rule.moments == 2:
+        size = precision.bytes("moments") + precision.bytes("second_moment")
+    return size * (factored if rule.factored else 1.0)
 
 
 def state_bytes(optimizer: str, precision: Precision, factored: float = 1.0) -> float:

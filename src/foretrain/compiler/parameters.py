@@ -86,6 +86,7 @@ class Unit:
     gathered: bool  # some weight has to be gathered before use
     microstep: bool  # gradients are reduced after every backward, not only once per step
     microstep_elements: int  # of which so many on one rank before their reduction
+    repeated: bool = True  # a block that repeats: its weights are those of linear layers and norms
 
     def elements(self) -> int:
         """Returns the trained elements on one rank before flat sharding."""
@@ -137,6 +138,7 @@ def make_unit(lowered: LoweredBlock, mesh: Mesh, *, held: Collection[str]) -> Un
         gathered=any(group.signature.stored for group in weights),
         microstep=bool(reduced),
         microstep_elements=sum(group.elements for group in reduced),
+        repeated=lowered.input is not None and lowered.output is not None,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from foretrain.compiler.events import EventTable
 from foretrain.compiler.parameters import Unit
-from foretrain.graph.precision import Precision
+from foretrain.graph.precision import LOW, Precision
 from foretrain.mesh import Mesh
 from foretrain.program import ComputeEvent, Item, Segment
 from foretrain.stack import Stack
@@ -103,7 +103,7 @@ class Passes:
 
     def _compute_bytes(self) -> float:
         compute = self.precision.compute
-        return 2.0 if compute in ("fp8", "mxfp8", "nvfp4") else self.precision.bytes("compute")
+        return 2.0 if compute in LOW else self.precision.bytes("compute")
 
     def _unpack(self, unit: Unit) -> list[Item]:
         gathered = sum(group.elements for group in unit.groups if group.signature.stored)

@@ -5,6 +5,8 @@
 - *selective*, as the stack defines it:
   - core (Megatron): the attention core is one checkpointed function. Its inputs and its output
     are saved; it runs again as a whole. A fused kernel leaves nothing to run again.
+  - modules (Megatron's `recompute_modules`): the core as above; `mlp`, checkpointed as a function
+    too; `layernorm`, whose outputs are dropped and made again where they are read.
   - operators (torchtitan): outputs of attention, of every second matrix product and of
     reduce-scatters are saved; everything else that backward needs is computed again from them.
 """
@@ -15,6 +17,9 @@ from collections.abc import Iterable
 
 from foretrain.graph.backward import Backward
 from foretrain.graph.ir import Block, Op
+from foretrain.strategy.plan import recompute_modules
+
+NORMS = ("layernorm", "rmsnorm")
 
 
 def read_by_backward(block: Block, backward: Backward, *, without: Iterable[str] = ()) -> set[str]:
@@ -45,6 +50,24 @@ def core_ops(block: Block) -> tuple[str, ...]:
     )
 
 
+def function_ops(block: Block, mode: str) -> tuple[str, ...]:
+    """Returns the operators of a block that are checkpointed as functions, by their part."""
+    modules = recompute_modules(mode)
+    names = core_ops(block) if mode == "selective" or "core_attn" in modules else ()
+    if "mlp" not in modules:
+        return names
+    inside = (op for op in block.ops if op.name.startswith("mlp.") and op.cost not in NORMS)
+    # what adds the result to the residual stands behind the checkpoint
+    return (*names, *(op.name for op in inside if op.cost not in ("residual", "bias_dropout_add")))
+
+
+def _norm_ops(block: Block, mode: str) -> set[str]:
+    """The operators whose output is dropped and made again where it is read."""
+    if "layernorm" not in recompute_modules(mode):
+        return set()
+    return {op.name for op in block.ops if op.cost in NORMS}
+
+
 def saved_names(
     block: Block, backward: Backward, mode: str, policy: str, scattered: set[str]
 ) -> set[str]:
@@ -54,17 +77,19 @@ def saved_names(
     """
     if mode == "full" and block.recompute:
         return set(block.arrivals)
-    if mode != "selective" or not block.recompute:
+    modules = recompute_modules(mode)
+    if not block.recompute or (mode != "selective" and not modules):
         return read_by_backward(block, backward)
-    if policy == "operators":
+    if policy == "operators" and not modules:
         dropped = _dropped_by_operators(block, scattered)
         # the policy caches what such an operator returns, whether or not backward reads it
         cached = {o.tensor for op in block.ops if op.name not in dropped for o in op.outputs}
         return cached | _closure(block, read_by_backward(block, backward), dropped)
-    core = core_ops(block)
-    return read_by_backward(block, backward, without=core) | _closure(
-        block, read_by_backward(block, backward), set(core)
-    )
+    functions, norms = function_ops(block, mode), _norm_ops(block, mode)
+    made = producers(block)
+    read = read_by_backward(block, backward, without=functions)
+    read = {name for name in read if name not in made or made[name].name not in norms}
+    return read | _closure(block, read_by_backward(block, backward), {*functions, *norms})
 
 
 def _dropped_by_operators(block: Block, scattered: set[str]) -> set[str]:

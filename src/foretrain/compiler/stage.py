@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from foretrain.compiler.activation_offload import ActivationTraffic
 from foretrain.compiler.launches import LaunchList, Piece, StageContext
 from foretrain.compiler.offload import host_bytes, moved_off
 from foretrain.compiler.parameters import Unit
@@ -13,7 +14,7 @@ from foretrain.compiler.placements import family
 from foretrain.compiler.schedule import SCHEDULES, Slot
 from foretrain.compiler.segments import BOUNDARY
 from foretrain.compiler.states import persistent_bytes, updated_elements
-from foretrain.compiler.step import write_step
+from foretrain.compiler.step import last_run, write_step
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.errors import InternalError
 from foretrain.program import Comm, CommEvent, Entry, Run
@@ -53,7 +54,7 @@ def build_entries(context: StageContext) -> BuiltStage:
         entries=tuple(launches.entries),
         persistent=moved_off(context, persistent_bytes(context)),
         flat_step_bytes=max(flat, weights.flat_gather_bytes()),
-        host_bytes=host_bytes(context),
+        host_bytes=host_bytes(context, sum(c.host_bytes() for c in writer.copies)),
     )
 
 
@@ -103,6 +104,11 @@ class _Writer:
     )
     fresh: dict[int, float] = field(default_factory=dict[int, float])
     gathers: dict[float, int] = field(default_factory=dict[float, int])
+    copies: list[ActivationTraffic] = field(default_factory=list[ActivationTraffic])
+
+    def __post_init__(self) -> None:
+        chunks = self.context.chunks
+        self.copies = [ActivationTraffic(self.launches, chunk) for chunk in chunks]
 
     @property
     def context(self) -> StageContext:
@@ -227,7 +233,7 @@ class _Writer:
         first = slot.microbatch == 0 and any(
             self.weights.ready.get(id(instance.unit)) for instance in chunk
         )
-        per_unit = any(instance.unit.gathered or instance.exchanges for instance in chunk)
+        per_unit = self._apart(slot)
         if not first and not per_unit:
             return self._whole(slot, waits, synced)
         order = list(range(len(chunk)))
@@ -238,7 +244,7 @@ class _Writer:
         chunk = c.chunks[slot.chunk]
         micro = any(instance.unit.microstep for instance in chunk)
         bucketed = final and c.tree.runtime.overlap_grad
-        per_unit = any(i.unit.gathered or i.exchanges for i in chunk)
+        per_unit = self._apart(slot)
         if not micro and not bucketed and not per_unit:
             run = self._whole(slot, waits, synced)
             if final:
@@ -246,6 +252,12 @@ class _Writer:
             return run
         order = list(reversed(range(len(chunk))))
         return self._per_unit(slot, order, waits, synced, final=final)
+
+    def _apart(self, slot: Slot) -> bool:
+        """Whether something asynchronous happens between the units of a pass."""
+        chunk = self.context.chunks[slot.chunk]
+        between = any(i.unit.gathered or i.exchanges for i in chunk)
+        return between or bool(self.copies[slot.chunk].moved)
 
     def _whole(self, slot: Slot, waits: list[int], synced: bool) -> int:
         return self.launches.add(
@@ -290,6 +302,7 @@ class _Writer:
         ahead = ahead if self.context.tree.runtime.overlap_param else 0
         run = -1
         issued = 0
+        copies = self.copies[slot.chunk]
         for position, i in enumerate(order):
             while issued < len(order) and issued <= position + ahead:
                 self.weights.gather(slot, order[issued])
@@ -301,9 +314,11 @@ class _Writer:
             ]
             if slot.phase == "F":
                 self.weights.ready.pop(id(unit), None)
+            if slot.phase == "B":
+                handles += copies.before_backward(i, [run] if position else last_run(self.launches))
             last = self._accumulated(slot) if position == len(order) - 1 else {}
             run = self._unit_run(slot, i, [*waits, *handles], synced, last)
-            waits, synced = [], False
+            waits, synced = copies.after_forward(i, run) if slot.phase == "F" else [], False
             if slot.phase == "B":
                 waits = self._reduced(unit, slot, final=final)
         self.blocking_sends += waits

@@ -9,6 +9,8 @@ from foretrain.compiler.launches import StageContext
 from foretrain.compiler.optimizer import state_bytes
 from foretrain.compiler.parameters import Unit, merge
 from foretrain.compiler.placements import family
+from foretrain.compiler.quantized import by_weight_dtype, copy_bytes
+from foretrain.units import dtype_bytes
 
 
 def updated_elements(context: StageContext) -> int:
@@ -52,9 +54,14 @@ def _state_bytes(context: StageContext, units: Sequence[Unit]) -> dict[str, floa
     groups = merge(group for unit in units for group in unit.groups)
     states = state_bytes(context.optimizer, precision, context.factored)
     trains = context.optimizer != "none"
+    copies = sum(copy_bytes(u, precision, context.stack, context.fp8_layouts) for u in units)
     return {
-        "weights": sum(g.share(g.signature.stored, mesh) for g in groups)
-        * precision.bytes("weight"),
+        "weights": sum(
+            g.share(g.signature.stored, mesh) * dtype_bytes(dtype)
+            for dtype, stored in by_weight_dtype(units, precision).items()
+            for g in stored
+        ),
+        **({"quantized weights": copies} if copies else {}),
         "gradients": sum(g.share(g.signature.accumulated, mesh) for g in groups)
         * precision.bytes("grad_accumulate"),
         "optimizer": sum(g.share(g.signature.master, mesh) for g in groups) * states

@@ -34,10 +34,14 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         reduced = sum(group.elements for group in groups)
         segment = buckets_segment(c.table, reduced, c.stack.bucket_passes, c.precision)
         after = [_run_segment(launches, segment, after)]
+    host: list[int] = []
     if c.tree.runtime.offload != "none":
-        waits = tuple(after) or _last_run(launches)
-        weights.publish_after(host_step(launches, waits))
-        return
+        host = [host_step(launches, tuple(after) or last_run(launches))]
+        here = 1.0 - c.tree.runtime.offload_fraction
+        elements, kept = round(here * elements), round(here * kept)
+        if not elements:
+            weights.publish_after(host)
+            return
     whole = c.stack.whole_gradients and not c.stack.flat_step  # of all gradients, or of a shard
     clipped = kept if whole else elements
     if c.stack.grad_norm:
@@ -48,7 +52,7 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         clipped=clipped,
     )  # fmt: skip
     run = _run_segment(launches, update, after, sync=c.stack.grad_norm)
-    gathers = weights.publish_after(run)
+    gathers = weights.publish_after([run, *host])
     if gathers and c.stack.zero_gather_us:
         ranks = max(c.mesh.size(group.signature.master) for group in groups)
         count = sum(len(i.lowered.weights) for chunk in c.chunks for i in chunk)
@@ -57,8 +61,8 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         _run_segment(launches, segment, gathers)
 
 
-def _last_run(launches: LaunchList) -> tuple[int, ...]:
-    """The handle of the last computation."""
+def last_run(launches: LaunchList) -> tuple[int, ...]:
+    """Returns the handle of the last computation."""
     entries = launches.entries
     return (max(i for i, entry in enumerate(entries) if isinstance(entry, Run)),)
 

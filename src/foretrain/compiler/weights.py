@@ -10,7 +10,9 @@ from foretrain.compiler.launches import LaunchList
 from foretrain.compiler.offload import copy, moves_gradients
 from foretrain.compiler.parameters import Unit, WeightGroup, merge
 from foretrain.compiler.placements import Redistribution, family
+from foretrain.compiler.quantized import by_weight_dtype, gather_dtype, weight_dtype
 from foretrain.compiler.schedule import Slot
+from foretrain.units import dtype_bytes
 
 
 @dataclass(slots=True)
@@ -33,21 +35,15 @@ class WeightTraffic:
     def gathered_bytes(self, unit: Unit) -> float:
         """Returns the bytes of the gathered weights of a unit."""
         gathered = sum(g.elements for g in unit.groups if g.signature.stored)
-        return gathered * self._gather_size()
-
-    def _gather_dtype(self) -> str:
-        compute = self.launches.context.precision.compute
-        return "bf16" if compute in ("fp8", "mxfp8", "nvfp4") else compute
-
-    def _gather_size(self) -> float:
-        return self.launches.context.precision.bytes(self._gather_dtype())
+        return gathered * dtype_bytes(gather_dtype(unit, self.launches.context.precision))
 
     def gather(self, slot: Slot, i: int) -> None:
         """Launches the gather of a unit's weights unless they are there."""
         unit = self.launches.context.chunks[slot.chunk][i].unit
         if not unit.gathered or (slot.chunk, i) in self.gathered:
             return
-        size = self._gather_size()
+        dtype = gather_dtype(unit, self.launches.context.precision)
+        size = dtype_bytes(dtype)
         up: tuple[int, ...] = ()
         if self.launches.context.tree.runtime.offload == "parameters":
             mesh = self.launches.context.mesh
@@ -56,7 +52,7 @@ class WeightTraffic:
         self.gathered[slot.chunk, i] = [
             self.launches.collective(
                 step,
-                self._gather_dtype(),
+                dtype,
                 size,
                 label=f"{unit.path} weights",
                 stream="gather",
@@ -158,14 +154,14 @@ class WeightTraffic:
             return
         for unit in c.units():
             handles = [
-                self._publish(step, unit.path, unit=unit)
+                self._publish(step, unit.path, weight_dtype(unit, c.precision), unit=unit)
                 for group in unit.groups
                 for step in group.publish(c.mesh)
             ]
             if handles:
                 self.ready[id(unit)] = handles
 
-    def publish_after(self, run: int) -> list[int]:
+    def publish_after(self, updates: Sequence[int]) -> list[int]:
         """Gathers the updated weights once the update is done, unless that overlaps.
 
         Returns the gathers.
@@ -173,10 +169,12 @@ class WeightTraffic:
         c = self.launches.context
         if c.tree.runtime.overlap_param:
             return []
-        copies = 2.0 * c.precision.bytes("weight") if c.stack.flat_gather else 0.0
+        copies = 2.0 if c.stack.flat_gather else 0.0
         return [
-            self._publish(step, "all", after=(run,), size=copies * step.elements)
-            for step in self._gathers_after()
+            self._publish(
+                step, "all", dtype, after=updates, size=copies * dtype_bytes(dtype) * step.elements
+            )
+            for dtype, step in self._gathers_after()
         ]
 
     def flat_gather_bytes(self) -> float:
@@ -188,17 +186,22 @@ class WeightTraffic:
         c = self.launches.context
         if not c.stack.flat_gather or c.tree.runtime.overlap_param:
             return 0.0
-        return sum(step.elements for step in self._gathers_after()) * c.precision.bytes("weight")
+        return sum(step.elements * dtype_bytes(dtype) for dtype, step in self._gathers_after())
 
-    def _gathers_after(self) -> list[Redistribution]:
+    def _gathers_after(self) -> list[tuple[str, Redistribution]]:
         c = self.launches.context
-        groups = merge(group for unit in c.units() for group in unit.groups)
-        return [step for group in groups for step in group.publish(c.mesh)]
+        return [
+            (dtype, step)
+            for dtype, groups in by_weight_dtype(c.units(), c.precision).items()
+            for group in groups
+            for step in group.publish(c.mesh)
+        ]
 
     def _publish(
         self,
         step: Redistribution,
         path: str,
+        dtype: str,
         after: Sequence[int] = (),
         size: float = 0.0,
         unit: Unit | None = None,
@@ -207,12 +210,11 @@ class WeightTraffic:
 
         `size` bytes are copies of them that live that long.
         """
-        precision = self.launches.context.precision
         step, count = self._handed_out(step, unit)
         return self.launches.collective(
             step,
-            precision.weight,
-            precision.bytes("weight"),
+            dtype,
+            dtype_bytes(dtype),
             label=f"{path} updated weights",
             stream="gather",
             after=after,

@@ -1,6 +1,6 @@
-"""Work of the host for a device: copies over PCIe and the optimizer on the CPU.
+"""Work of the host for a device: copies over its link and the optimizer on the CPU.
 
-    copy     alpha + bytes / (share of the slot)     pinned buffers, one direction
+    copy     alpha + bytes / (share of the link)     pinned buffers, one direction
     update   bytes / (host bandwidth / devices)      read and written by a vectorised Adam
 
 Constants in catalog/calibration/offload.toml. Explained in docs/explain/memory.md.
@@ -21,9 +21,9 @@ def price(event: CommEvent, cluster: Cluster) -> Answer:
     """Returns the seconds of a copy between host and device, or of an update on the host."""
     values = load("offload")
     if event.collective == "host_copy":
-        rate = float(values["copy_share"]) * cluster.device.pcie_bandwidth
+        rate = float(values["copy_share"]) * cluster.device.host_bandwidth
         alpha = float(values["copy_alpha_us"]) * US
-        text = f"copy over PCIe: bytes / {rate / GB:.1f} GB/s"
+        text = f"copy over the link to the host: bytes / {rate / GB:.1f} GB/s"
     else:
         rate = float(values["update_gb_s"]) * GB / cluster.devices_per_node
         alpha = 0.0

@@ -52,6 +52,7 @@ VALUE_KEYS: tuple[str, ...] = (
     "scaleup_link",
     "scaleup_gb_s",
     "pcie_gen",
+    "host_gb_s",
     "node",
 )
 
@@ -101,6 +102,7 @@ class Device:
     scaleup_bandwidth: float
     pcie_gen: int
     node: UsualNode
+    host_link: float | None = None  # bytes/s to the host in one direction, None: the PCIe slot
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     origin: str = ""
@@ -113,6 +115,20 @@ class Device:
     def pcie_bandwidth(self) -> float:
         """Returns what the x16 slot carries in one direction, bytes/s."""
         return PCIE_BANDWIDTH[self.pcie_gen]
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Returns what goes to the host (or comes from it) in one direction, bytes/s."""
+        return self.host_link or self.pcie_bandwidth
+
+    @property
+    def fp8_layouts(self) -> int:
+        """Returns in how many layouts products read an FP8 matrix: forward and backward differ.
+
+        Data-centre Blackwell reads either; before it, and in GeForce, only one layout has kernels,
+        so a transpose is made (Transformer Engine, is_non_tn_fp8_gemm_supported).
+        """
+        return 1 if self.generation == "blackwell" and self.memory_type.startswith("hbm") else 2
 
     def supports(self, dtype: str) -> bool:
         """Returns whether the device computes in `dtype`."""
@@ -171,6 +187,7 @@ def device_from_mapping(
         scaleup_link=fields.text("scaleup_link", allowed=SCALEUP_LINKS),
         scaleup_bandwidth=fields.number("scaleup_gb_s", default=0.0) * GB,
         pcie_gen=fields.count("pcie_gen"),
+        host_link=fields.number("host_gb_s") * GB if fields.has("host_gb_s") else None,
         node=_usual_node(fields.table("node")),
         aliases=fields.texts("aliases"),
         sources=sources,

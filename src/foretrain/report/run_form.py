@@ -65,7 +65,11 @@ def _training(training: Training, model: Model) -> dict[str, Any]:
     form: dict[str, Any] = {
         "global_batch": training.global_batch,
         "microbatch": training.microbatch,
-        "precision": {role: dtype or "none" for role, dtype in roles.items()},
+        "precision": {
+            role: dtype or "none"
+            for role, dtype in roles.items()
+            if dtype or role != "second_moment"  # without a word it is as the first
+        },
         "optimizer": training.optimizer,
     }
     if training.sequence is not None:
@@ -98,7 +102,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Returns a plan value as JSON values: tuples as lists, parts as mappings without None."""
     if isinstance(value, (Recompute, Overlap)):
-        return {name: item for name, item in asdict(value).items() if item is not None}
+        settings = {name: item for name, item in asdict(value).items() if item not in (None, ())}
+        return {name: _plain(item) for name, item in settings.items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretrain.frontends.spec import ConvSpec
+from foretrain.graph.precision import LOW
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Band, ClassResult, MemoryResult, Result
 from foretrain.units import GIB, format_seconds
@@ -185,7 +186,7 @@ def _ambiguity(result: Result, run: RunSpec, per_device: float) -> list[tuple[st
     """
     if result.mfu > 1.0 and isinstance(run.model, ConvSpec):
         return [("", "above 100 %: Winograd convolutions multiply less than the FLOP counted")]
-    if result.peak_dtype not in ("fp8", "mxfp8", "nvfp4"):
+    if result.peak_dtype not in LOW:
         return []
     if not run.cluster.device.supports("bf16"):
         return []

@@ -119,11 +119,21 @@ def _read_keys(fields: Fields, document: Document, section: str, given: str, val
         if name is None or item is None:
             continue
         path = f"{section}.{name}"
+        path = _beside(fields, path, item)
         if path in fields.places and fields.places[path] != place:
             what = f"{name} is given twice, as {key!r} and under another name"
             fields.problems.append(Problem(what=what, where=place, value=item))
             continue
         _put(fields, path, item, place)
+
+
+def _beside(fields: Fields, path: str, item: object) -> str:
+    """The path of a word whose mapping another key has begun: recompute_modules stood first."""
+    section, name, *rest = path.split(".")
+    word, begun = _WORD_KEY.get(name), fields.section(section).get(name)
+    if rest or not word or not isinstance(begun, Mapping) or isinstance(item, Mapping):
+        return path
+    return path if word in begun else f"{path}.{word}"
 
 
 def _known(fields: Fields, section: str, key: str, place: str) -> str | None:

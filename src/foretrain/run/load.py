@@ -92,6 +92,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         warnings.append(f"stack {stack.name} is usual with preset {stack.preset}, not {preset}")
     plan, taken = settle_plan(plan, given)
     plan = _divide_layers(plan, model, stack, lines)
+    if plan.expandable_segments is not None:
+        stack = replace(stack, expandable_segments=plan.expandable_segments)
     model, padded = pad_vocabulary(model, plan)
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:

@@ -19,6 +19,7 @@ from foretrain.strategy.plan import (
     OFFLOAD,
     PRESETS,
     RECOMPUTE,
+    RECOMPUTE_MODULES,
     SCHEDULES,
     Overlap,
     Plan,
@@ -56,6 +57,9 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
         offload=_offload(section),
+        optimizer_offload_fraction=_fraction(section),
+        cpu_offloading_num_layers=section.integer("cpu_offloading_num_layers", low=0) or 0,
+        expandable_segments=section.flag("expandable_segments"),
         bucket_mib=section.number("bucket_mib"),
         prefetch=1 if prefetch is None else prefetch,
         overlap=_overlap(section),
@@ -87,6 +91,19 @@ def _offload(section: Section) -> str:
     if value is None or as_flag(value) is False:
         return "none"
     return section.choice("offload", OFFLOAD, OFFLOAD_SYNONYMS) or "none"
+
+
+def _fraction(section: Section) -> float:
+    """The share of the parameters whose optimizer states are offloaded."""
+    key = "optimizer_offload_fraction"
+    value = section.number(key)
+    if value is None:
+        return 1.0
+    if not 0.0 < value <= 1.0:
+        section.refuse(key, "must be a share", value, "above 0, up to 1")
+    elif _offload(section) != "optimizer":
+        section.refuse(key, "goes with offload: optimizer", value, way_out="add offload: optimizer")
+    return value
 
 
 def _zero(section: Section) -> int | None:
@@ -134,10 +151,30 @@ def _recompute(section: Section) -> Recompute:
     value = section.values.get("recompute")
     if not isinstance(value, Mapping):
         return Recompute(mode=section.choice("recompute", RECOMPUTE, RECOMPUTE_SYNONYMS) or "none")
-    inner = _inner(section, "recompute", ("mode", "layers"))
+    inner = _inner(section, "recompute", ("mode", "layers", "modules"))
     mode = inner.choice("mode", RECOMPUTE, RECOMPUTE_SYNONYMS)
     layers = inner.integer("layers")
-    return Recompute(mode=mode or ("full" if layers else "none"), layers=layers)
+    modules = _modules(inner)
+    if modules and mode not in (None, "selective"):
+        inner.refuse("modules", "goes with mode selective", list(modules), "mode: selective")
+        modules = ()
+    usual = "selective" if modules else "full" if layers else "none"
+    return Recompute(mode=mode or usual, layers=layers, modules=modules)
+
+
+def _modules(section: Section) -> tuple[str, ...]:
+    """The parts of a layer that are computed again, a list or a text with commas."""
+    value = section.values.get("modules")
+    if value is None:
+        return ()
+    text = value.strip("[] ").replace(",", " ").split() if isinstance(value, str) else value
+    words = cast("list[Any]", text) if isinstance(text, list | tuple) else []
+    modules = tuple(str(word).strip().lower() for word in words)
+    if not modules or any(module not in RECOMPUTE_MODULES for module in modules):
+        what = "must be a list of modules that are modelled"
+        section.refuse("modules", what, value, ", ".join(RECOMPUTE_MODULES))
+        return ()
+    return tuple(module for module in RECOMPUTE_MODULES if module in modules)
 
 
 def _overlap(section: Section) -> Overlap:

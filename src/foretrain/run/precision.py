@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from foretrain.errors import Problem, nearest
-from foretrain.graph.precision import Precision
+from foretrain.graph.precision import REMAINDER, Precision
 from foretrain.hardware.device import Device
 from foretrain.run.aliases import PRECISION_SYNONYMS
 from foretrain.run.stacks import ROLES
@@ -34,6 +34,8 @@ def read_precision(section: Section, default: str) -> tuple[str, dict[str, str]]
             inner.refuse(str(role), "unknown role", dtype, ", ".join(ROLES), way_out)
         elif role == "master" and (dtype is None or str(dtype).lower() in ("none", "false")):
             roles[role] = "none"
+        elif role == "master" and str(dtype).lower() == REMAINDER:
+            roles[role] = REMAINDER
         else:
             word = inner.choice(role, COMPUTE_DTYPES, PRECISION_SYNONYMS)
             if word is not None:
@@ -93,4 +95,5 @@ def preset_precision(word: str, preset: str) -> dict[str, str] | None:
 
 
 def _all(dtype: str, **changes: str) -> dict[str, str]:
-    return {**dict.fromkeys(ROLES, dtype), "master": "none", **changes}
+    every = (role for role in ROLES if role != "second_moment")  # that of the first, unless given
+    return {**dict.fromkeys(every, dtype), "master": "none", **changes}

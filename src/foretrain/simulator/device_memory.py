@@ -101,8 +101,11 @@ def _between(rank_class: RankClass, peak: Peak, stack: Stack, allocated: float) 
     """Bytes of holes between live tensors.
 
     A share of all live bytes, and a larger one of activations where those of several micro-batches
-    are born and die between each other.
+    are born and die between each other. With expandable segments the pages of a hole go where they
+    are needed: only the rest of each tensor's last page is lost.
     """
+    if stack.expandable_segments:
+        return float(load("step")["expandable_holes"]) * allocated
     holes = stack.fragmentation * allocated
     if _alive(rank_class) > 1:
         holes += stack.pipeline_slack * peak.parts.get("activations", 0.0)

@@ -76,6 +76,7 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
             *check_schedule(plan, numbers, dp),
             *check_sharding(plan, dp),
             *check_offload(plan),
+            *check_activation_offload(spec, plan),
         ]
     return problems
 
@@ -93,6 +94,30 @@ def check_offload(plan: Plan) -> list[Problem]:
             way_out="use zero 3 (preset fsdp or deepspeed), or offload: optimizer",
         )
     ]
+
+
+def check_activation_offload(spec: Model, plan: Plan) -> list[Problem]:
+    """Returns what does not go with activations on the host (as Megatron refuses it)."""
+    count, where = plan.cpu_offloading_num_layers, "plan.cpu_offloading_num_layers"
+    if not count:
+        return []
+    problems: list[Problem] = []
+    if not isinstance(spec, ModelSpec):
+        what = f"{spec.name} has no equal layers to offload"
+        problems.append(Problem(what=what, where=where, value=count, allowed="0"))
+    elif count >= spec.depth:
+        what = f"the last of the {spec.depth} layers is needed at once"
+        problems.append(
+            Problem(what=what, where=where, value=count, allowed=f"0 to {spec.depth - 1}")
+        )
+    if plan.pp > 1:
+        what = "activations on the host do not go with pipeline stages"
+        problems.append(Problem(what=what, where=where, value=count, way_out="use pp 1"))
+    if plan.recompute.mode != "none":
+        what = "activations on the host do not go with recompute"
+        way_out = "use recompute: none, or leave cpu_offloading_num_layers out"
+        problems.append(Problem(what=what, where=where, value=count, way_out=way_out))
+    return problems
 
 
 def check_conv_plan(spec: ConvSpec, plan: Plan) -> list[Problem]:

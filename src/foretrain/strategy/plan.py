@@ -11,14 +11,32 @@ PRESETS: tuple[str, ...] = ("megatron", "fsdp", "deepspeed", "ddp", "dlrm", "pla
 SCHEDULES: tuple[str, ...] = ("gpipe", "1f1b", "interleaved")
 OFFLOAD: tuple[str, ...] = ("none", "optimizer", "parameters")
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
+#: Parts of a layer that Megatron recomputes on their own (`recompute_modules`).
+RECOMPUTE_MODULES: tuple[str, ...] = ("core_attn", "layernorm", "mlp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """What is computed again in backward; `layers` limits it to the first n layers of a stage."""
+    """What is computed again in backward; `layers` limits it to the first n layers of a stage.
+
+    `modules` are the parts of a layer that selective recompute repeats, where it is not the stack
+    that says so.
+    """
 
     mode: str = "none"
     layers: int | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """Returns the setting of a layer: the mode, or its modules joined by +."""
+        return "+".join(self.modules) or self.mode
+
+
+def recompute_modules(word: str) -> tuple[str, ...]:
+    """Returns the modules that the setting of a layer names, () for a mode or an unknown word."""
+    modules = tuple(word.split("+"))
+    return modules if all(module in RECOMPUTE_MODULES for module in modules) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,9 @@ class Plan:
     recompute: Recompute = field(default_factory=Recompute)
     reshard: bool = True  # FSDP: drop gathered weights after forward
     offload: str = "none"
+    optimizer_offload_fraction: float = 1.0  # of the parameters that the CPU updates
+    cpu_offloading_num_layers: int = 0  # the first layers whose activations wait on the host
+    expandable_segments: bool | None = None  # of the allocator; None: what the stack does
     bucket_mib: float | None = None
     prefetch: int = 1
     overlap: Overlap = field(default_factory=Overlap)

@@ -186,7 +186,7 @@ def _sequence_split_paths(spec: ModelSpec) -> list[str]:
 
 def _recompute_nodes(plan: Plan, spec: Model) -> list[Node]:
     """Recompute for all layers, or for the first `layers` of every virtual stage."""
-    mode, count = plan.recompute.mode, plan.recompute.layers
+    mode, count = plan.recompute.word, plan.recompute.layers
     if mode == "none":
         return []
     if count is None:
@@ -236,15 +236,19 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
         overlap_tp=choose(plan.overlap.tp, stack.overlap_tp),
         overlap_p2p=choose(plan.overlap.p2p, stack.overlap_p2p and plan.interleave > 1),
         offload=plan.offload,
+        offload_fraction=plan.optimizer_offload_fraction,
+        offload_layers=plan.cpu_offloading_num_layers,
         staged_buckets=_staged_buckets(plan, stack),
         overlap_tables=choose(plan.overlap.tables, default=True),
     )
 
 
 def _staged_buckets(plan: Plan, stack: Stack) -> float:
-    """DDP keeps its buckets beside the gradients; DeepSpeed copies them to one at a time."""
+    """DDP keeps its buckets beside the gradients; DeepSpeed and apex copy to one at a time."""
     if stack.ddp_buckets and not plan.zero:
         return inf
+    if stack.flat_buckets:
+        return 1.0
     return {"ddp": inf, "deepspeed": 1.0}.get(plan.preset, 0.0)
 
 

@@ -8,7 +8,7 @@ A node is a path pattern with settings that flow down to everything below it:
   computation. Roles: weight, grad_accumulator, master (with moments and the gradient that the
   optimizer reads), saved_activation ("used" keeps the gathered copy), residual (the tensor that
   flows from block to block).
-- `recompute`: none, selective or full.
+- `recompute`: none, selective, full, or modules of a layer joined by +.
 - `owner`: the rank of the data-parallel group that alone holds and computes it (embedding tables).
 - `sparse`: backward updates the rows of the table that the batch read: no dense gradient.
 
@@ -84,6 +84,8 @@ class Runtime:
     overlap_tp: bool
     overlap_p2p: bool
     offload: str = "none"  # what lives on the host: none, optimizer, parameters (and optimizer)
+    offload_fraction: float = 1.0  # of what `offload` moves, in parameters
+    offload_layers: int = 0  # the first layers whose activations wait on the host
     staged_buckets: float = 0.0  # buckets that gradients are copied to; infinite: all of them
     overlap_tables: bool = True  # the exchange of embeddings hides behind the bottom MLP
 

@@ -138,7 +138,8 @@ def read_rows(path: Path) -> list[MeasuredRun]:
             problems.append(Problem(what=what, where=where, value=name))
         else:
             seen[name] = number
-            runs.append(_node_batch(MeasuredRun(row=_row(name, line), measured=_measured(line))))
+            run = MeasuredRun(row=_row(name, line), measured=_measured(line))
+            runs.append(_stated_batch(_node_batch(run)))
     if problems:
         raise FileFormatError(problems)
     return runs
@@ -163,6 +164,25 @@ def _node_batch(run: MeasuredRun) -> MeasuredRun:
     return MeasuredRun(
         row=replace(row, gbs=row.mbs, mbs=None if rest else share),
         measured=replace(run.measured, iter_time_s=None if step is None else step / count),
+    )
+
+
+def _stated_batch(run: MeasuredRun) -> MeasuredRun:
+    """The run with the batch that its micro-batch, accumulation and data-parallel degree make.
+
+    The Ultra-Scale Playbook prints these three beside tokens per second; the file takes the global
+    batch for that of all its runs (1M tokens), which some are not, and derives the step from it.
+    """
+    row = run.row
+    if row.family != "ultrascale_playbook" or not row.gbs:
+        return run
+    made = (row.mbs or 0) * (row.ga_steps or 0) * (row.dp or 0)
+    if made in (0, row.gbs):
+        return run
+    step = run.measured.iter_time_s
+    return MeasuredRun(
+        row=replace(row, gbs=made),
+        measured=replace(run.measured, iter_time_s=None if step is None else step * made / row.gbs),
     )
 
 

@@ -26,6 +26,10 @@ NEMO_CHUNKS: Mapping[tuple[int | None, ...], int] = {
     (96, 18432, 8, 8): 12,  # Nemotron-4 340B
 }
 
+#: Recompute of torchtitan's configurations of Llama 3 (models/llama3/config_registry.py) by hidden
+#: size: 8B, 70B, 405B.
+TORCHTITAN: Mapping[int | None, str] = {4096: "selective", 8192: "full", 16384: "full"}
+
 #: Frameworks whose model-parallel degrees are 1 unless stated.
 _SHARDING_ONLY = ("fsdp", "ddp", "plain")
 
@@ -203,24 +207,8 @@ def _sequence_parallel(row: Row, stack: Stack, plan: Mapping[str, Any], assumed:
 def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
     """Returns the recompute setting: none, full, selective, or full for some layers."""
     text = row.recompute.lower()
-    if not text and has_word(row.notes, "recompute not enabled"):
-        return "none"
-    if not text and has_word(row.framework, "flagscale"):
-        # flagscale_main.sh of FlagPerf's aquila2_7b names no recomputation
-        assumed.add("recompute = none (not stated; the script of the source)")
-        return "none"
-    if not text and has_word(row.framework, "dedloc"):
-        # modules/gpt_modules.py of the source: both halves of a block are checkpoints
-        assumed.add("recompute = full (not stated; the prototype's blocks are checkpoints)")
-        return "full"
-    if not text and has_word(row.framework, "torchtune") and "technique" not in row.notes:
-        # recipes/configs/llama3_1: enable_activation_checkpointing; ablations add what they name
-        assumed.add("recompute = full (not stated; torchtune's recipes for full fine-tuning)")
-        return "full"
     if not text:
-        value = str(stack.defaults.get("recompute", "none"))
-        assumed.add(f"recompute = {value} (not stated; stack {stack.name})")
-        return value
+        return _usual_recompute(row, stack, assumed)
     if text.startswith("none"):
         return "none"
     if text.startswith("full"):
@@ -234,6 +222,28 @@ def map_recompute(row: Row, stack: Stack, assumed: Assumed) -> Any:
             assumed.add(f"recompute = selective as the stack defines it ({row.recompute!r})")
         return "selective"
     raise Unsupported(f"recompute {row.recompute!r} is not modelled")
+
+
+def _usual_recompute(row: Row, stack: Stack, assumed: Assumed) -> str:
+    """What the scripts or pages of a source say where its row says nothing, else the stack."""
+    if has_word(row.notes, "recompute not enabled"):
+        return "none"
+    mode, why = str(stack.defaults.get("recompute", "none")), f"stack {stack.name}"
+    if has_word(row.framework, "flagscale"):
+        # flagscale_main.sh of FlagPerf's aquila2_7b names no recomputation
+        mode, why = "none", "the script of the source"
+    elif row.family == "flagperf" and has_word(row.model, "baichuan2_13b"):
+        mode, why = "full", "the page of the source: gradient checkpointing"
+    elif has_word(row.framework, "dedloc"):
+        # modules/gpt_modules.py of the source: both halves of a block are checkpoints
+        mode, why = "full", "the prototype's blocks are checkpoints"
+    elif has_word(row.framework, "torchtitan") and row.hidden in TORCHTITAN:
+        mode, why = TORCHTITAN[row.hidden], "torchtitan's configuration of this model"
+    elif has_word(row.framework, "torchtune") and "technique" not in row.notes:
+        # recipes/configs/llama3_1: enable_activation_checkpointing; ablations add what they name
+        mode, why = "full", "torchtune's recipes for full fine-tuning"
+    assumed.add(f"recompute = {mode} (not stated; {why})")
+    return mode
 
 
 def map_overlap(row: Row, stack: Stack) -> dict[str, bool]:

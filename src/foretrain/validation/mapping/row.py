@@ -24,6 +24,13 @@ from foretrain.validation.mapping.encoder import (
 from foretrain.validation.mapping.encoder_decoder import is_t5, map_t5, map_target
 from foretrain.validation.mapping.model import map_model
 from foretrain.validation.mapping.plan import map_plan
+from foretrain.validation.mapping.recipes import (
+    container_context,
+    flash_settings,
+    loss_chunks,
+    recipe_plan,
+    recipe_roles,
+)
 from foretrain.validation.mapping.recsys import (
     is_recsys,
     map_rec_model,
@@ -99,6 +106,7 @@ def map_row(row: Row) -> Mapped:
     stack = load_stack((map_bert_stack if bert else map_stack)(row, assumed))
     plan = map_plan(row, stack, assumed)
     training = map_training(row, stack, assumed)
+    _apply_recipe(row, plan, training, assumed)
     if bert:
         training["optimizer"] = map_bert_optimizer(row)
         if is_binned(row):
@@ -120,6 +128,8 @@ def map_row(row: Row) -> Mapped:
         "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
+        "loss_chunks": loss_chunks(row, assumed),
+        "context_gib": container_context(row, assumed),
     }
     return Mapped(
         run=run,
@@ -127,6 +137,22 @@ def map_row(row: Row) -> Mapped:
         stack={key: value for key, value in used.items() if value is not None},
         padded=not apart,
     )
+
+
+def _apply_recipe(
+    row: Row, plan: dict[str, Any], training: dict[str, Any], assumed: Assumed
+) -> None:
+    """Adds what the published recipe of a row sets beyond its columns."""
+    batch, sharding = flash_settings(row, assumed)
+    training |= batch
+    plan |= sharding
+    given = training["precision"]
+    precision = {"compute": given} if isinstance(given, str) else dict(given)
+    word = precision["compute"]
+    plan |= recipe_plan(row, plan, word, assumed)
+    roles = recipe_roles(row, word, assumed)
+    if roles:
+        training["precision"] = {**precision, **roles}
 
 
 def _map_vit(row: Row) -> Mapped:

@@ -118,6 +118,8 @@ def map_attention(row: Row) -> str | None:
     text = row.attention_impl
     if has_word(row.framework, "paxml") and has_word(row.framework_version, *_PAX_UNFUSED):
         return "unfused"
+    if row.family == "flagperf" and has_word(row.model, "baichuan2_13b"):
+        return "unfused"  # its page: the model has no FlashAttention-2
     if not text:  # the prototype, and GPT models of HF transformers before 2024
         return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from foretrain.graph.precision import LOW
 from foretrain.stack import Stack
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
@@ -54,7 +55,7 @@ def _precision(row: Row, stack: Stack, assumed: Assumed) -> str | dict[str, str]
 def _with_gradients(word: str, stack: Stack, assumed: Assumed) -> str | dict[str, str]:
     """The precision, with the dtype that published recipes of the software keep gradients in."""
     dtype = stack.defaults.get("gradients")
-    if dtype is None or word not in ("bf16", "fp8", "mxfp8", "nvfp4"):
+    if dtype is None or word not in ("bf16", *LOW):
         return word
     assumed.add(f"gradients in {dtype} (not stated; stack {stack.name})")
     return {"compute": word, "grad_accumulate": str(dtype), "grad_reduce": str(dtype)}
