@@ -19,6 +19,8 @@ TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
 LEAST_ROWS, LEAST_SHAPES = 150, 6
+#: Tables of fewer rows must gain more: what they gain in turn may be chance.
+FEW, WORTH_FEW = 300, 0.85
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's: of a
 #: named kernel, and of any kernel. What a table of one release says does not hold for another
 #: (A100: trees of the aiconfigurator on products of vidur 8.0 -> 9.2 %, reversed 7.1 -> 8.8), so
@@ -122,7 +124,8 @@ def fit(table: Table) -> Shipped | None:
         said[~rest] = grow(x[:, rest], y[rest], weight[rest])(x[:, ~rest])
     before, after = error(y, 0.0), error(y, said)
     big = classes == 0
-    worth = after.mean() <= table.worth * before.mean() and (
+    least = min(table.worth, WORTH_FEW) if len(used) < FEW else table.worth
+    worth = after.mean() <= least * before.mean() and (
         not big.any() or after[big].mean() <= before[big].mean()
     )
     trees = grow(x, y, weight)
