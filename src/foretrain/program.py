@@ -34,7 +34,7 @@ Collective = Literal[
     "host_update",
 ]
 Category = Literal[
-    "compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "host", "other"
+    "compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "copy", "host", "other"
 ]
 
 

@@ -51,7 +51,14 @@ def test_names_are_those_of_the_contract():
     assert value["schema"] == 1
     assert list(value["memory"]) == MEMORY
     assert list(value["time_parts_s"]) == PARTS
-    assert list(value["time_parts_s"]["exposed_communication"]) == ["tp", "cp", "ep", "pp", "dp"]
+    assert list(value["time_parts_s"]["exposed_communication"]) == [
+        "tp",
+        "cp",
+        "ep",
+        "pp",
+        "dp",
+        "copy",
+    ]
     assert list(value["step_time_s"]) == ["value", "low", "high"]
     for rank_class in value["ranks"]:
         assert list(rank_class) == [

@@ -122,7 +122,7 @@ def _host_work(
             label=label,
             event=launches.event(event),
             stream=stream,
-            category="optimizer" if kind == "host_update" else "other",
+            category="optimizer" if kind == "host_update" else "copy",
             after=after,
             delta_start=delta_start or {},
             delta_end=delta_end or {},

@@ -13,7 +13,7 @@ from foretrain.simulator.result import ClassResult, MemoryResult, Result, TimePa
 from foretrain.units import GIB
 
 SCHEMA = 1
-AXES = ("tp", "cp", "ep", "pp", "dp")
+AXES = ("tp", "cp", "ep", "pp", "dp", "copy")
 
 #: Parts may miss the step by this share through rounding; the gap is then booked as `other`.
 ROUNDING = 1e-6

@@ -29,6 +29,8 @@ from foretrain.units import GIB, format_count, format_seconds
 
 WIDTH = 100
 TOP_EVENTS = 8
+#: Ranks that idle this share of the step more than the busiest ones: the report names those.
+WAITS_FOR = 0.1
 
 
 def render(
@@ -127,6 +129,9 @@ def _wrap_rows(rows: Sequence[tuple[str, str]]) -> list[str]:
     return lines
 
 
+_EXPOSED = {"copy": "exposed copies to the host"}
+
+
 def time_rows(parts: TimeParts) -> list[tuple[str, float]]:
     """Returns the time parts in seconds under their printed names; they sum to the step."""
     return [
@@ -134,7 +139,7 @@ def time_rows(parts: TimeParts) -> list[tuple[str, float]]:
         ("recompute", parts.recompute),
         ("optimizer", parts.optimizer),
         *(
-            (f"exposed {axis} communication", seconds)
+            (_EXPOSED.get(axis, f"exposed {axis} communication"), seconds)
             for axis, seconds in parts.exposed_communication.items()
         ),
         ("pipeline bubble", parts.bubble),
@@ -157,10 +162,29 @@ def _time_section(result: Result) -> list[str]:
         f"Adding up kernels instead: {format_seconds(base.perfect_overlap_s)} if all else hid "
         f"behind the longest stream, {format_seconds(base.no_overlap_s)} if nothing overlapped.",
     ]
+    busiest = _waits_least(result)
+    if busiest:
+        notes.append(busiest)
     if run_has_pipeline(result):
         notes.append(f"Pipeline bubble, mean over stages: {percent(result.bubble_fraction)}.")
     lines = parts_table(rows, unit=unit, total_name="step")
     return [f"Where the step goes{who}", *lines, *_wrapped(notes)]
+
+
+def _waits_least(result: Result) -> str:
+    """Returns what holds up all others, where the ranks shown mostly wait for some that do not."""
+    step = result.step_time_s.value
+
+    def idle(parts: TimeParts) -> float:
+        return (parts.bubble + parts.wait) / step
+
+    least = min(result.classes, key=lambda rank_class: idle(rank_class.parts))
+    if idle(result.time_parts) - idle(least.parts) < WAITS_FOR:
+        return ""
+    rows = {name: seconds / step for name, seconds in time_rows(least.parts) if seconds > 0.0}
+    largest = sorted(rows, key=lambda name: -rows[name])[:3]
+    words = ", ".join(f"{name} {percent(rows[name])}" for name in largest)
+    return f"The others wait for {least.name}: {words} of the step."
 
 
 def run_has_pipeline(result: Result) -> bool:

@@ -1,18 +1,22 @@
 """Where the time of a device went: every second of the step booked to one cause.
 
 While something computes, the second is computation (recompute, optimizer). Between two
-computations it belongs to what the next one waited for: a communication under way is exposed, the
-time before it started is waiting for others (a pipeline bubble when it is a transfer between
-stages), a launch under way is host. After the last task it is bubble or waiting.
+computations it belongs to what the next one waited for: a communication under way is exposed, also
+one that holds up the next on its stream; the time in which this device was ready and the others of
+the group were not is waiting for others (a pipeline bubble when it is a transfer between stages), a
+launch under way is host. After the last task it is bubble or waiting.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from foretrain.simulator.expand import Expanded, TaskInfo
 from foretrain.simulator.result import TimeParts
 from foretrain.simulator.tasks import COMM, HOST, Played
 
-COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
+#: Kinds of communication; copy: between a device and its host.
+COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "copy")
 
 
 class Booked(dict[str, float]):
@@ -28,9 +32,9 @@ def book_device(expanded: Expanded, played: Played, device: int, *, pipeline: bo
     """Returns the causes of one device; they sum to the makespan."""
     booked = Booked()
     clock = 0.0
-    tasks = _stream_tasks(expanded, device, "compute")
-    for task in tasks:
-        _book_gap(booked, expanded, played, task, clock, pipeline=pipeline)
+    before = _predecessors(expanded, device)
+    for task in _stream_tasks(expanded, device, "compute"):
+        _book_gap(booked, expanded, played, task, clock, before, pipeline=pipeline)
         _book_run(booked, expanded.info[task], played, task)
         clock = max(clock, played.finish_s[task])
     end = played.makespan_s
@@ -44,6 +48,16 @@ def book_device(expanded: Expanded, played: Played, device: int, *, pipeline: bo
     return booked
 
 
+def _predecessors(expanded: Expanded, device: int) -> dict[int, int | None]:
+    """Returns for each task of a device the one before it on the same stream."""
+    graph = expanded.graph
+    before: dict[int, int | None] = {}
+    for s, order in enumerate(graph.order):
+        if graph.device[s] == device:
+            before.update(zip(order, (None, *order), strict=False))
+    return before
+
+
 def _stream_tasks(expanded: Expanded, device: int, stream: str) -> list[int]:
     graph = expanded.graph
     for s, tasks in enumerate(graph.order):
@@ -55,13 +69,15 @@ def _stream_tasks(expanded: Expanded, device: int, stream: str) -> list[int]:
 def _tail(expanded: Expanded, played: Played, device: int, clock: float) -> list[int]:
     """Communication of a device that ends after its last computation, by end."""
     graph = expanded.graph
-    tasks = {
-        task
-        for s, order in enumerate(graph.order)
-        if graph.device[s] == device
-        for task in order[-4:]
-        if graph.kind[task] == COMM and played.finish_s[task] > clock
-    }
+    tasks: set[int] = set()
+    for s, order in enumerate(graph.order):
+        if graph.device[s] != device:
+            continue
+        for task in reversed(order):
+            if played.finish_s[task] <= clock:
+                break
+            if graph.kind[task] == COMM:
+                tasks.add(task)
     return sorted(tasks, key=lambda task: played.finish_s[task])
 
 
@@ -76,15 +92,24 @@ def _book_run(booked: Booked, info: TaskInfo, played: Played, task: int) -> None
 
 
 def _book_gap(
-    booked: Booked, expanded: Expanded, played: Played, task: int, clock: float, *, pipeline: bool
+    booked: Booked,
+    expanded: Expanded,
+    played: Played,
+    task: int,
+    clock: float,
+    before: Mapping[int, int | None],
+    *,
+    pipeline: bool,
 ) -> None:
-    """Books [clock, start of task] by walking back along what let the task go."""
+    """Books [clock, start of task] by walking back along what let the task go.
+
+    That is a task it depends on, or for communication the one before it on its stream.
+    """
     end = played.start_s[task]
     graph = expanded.graph
     ways = set(expanded.travels.values())
     while end > clock:
-        preds = graph.preds[task]
-        blocker = max(preds, key=lambda p: played.finish_s[p], default=None)
+        blocker = _blocker(expanded, played, task, before)
         if blocker is None or played.finish_s[blocker] <= clock:
             booked.book("wait" if graph.kind[task] == COMM else "other", end - clock)
             return
@@ -100,12 +125,41 @@ def _book_gap(
             way = blocker in ways
             if not way and (info.category == "pp" or blocker in expanded.across):
                 late_stage = pipeline or info.category == "pp"
-                booked.book("bubble" if late_stage else "wait", begin - clock)
-                return
+                ready = _ready_here(expanded, played, blocker, before)
+                ready = max(clock, min(begin, ready))
+                booked.book("bubble" if late_stage else "wait", begin - ready)
+                begin = ready
         else:
             booked.book("other", end - begin)
         end = begin
         task = blocker
+
+
+def _blocker(
+    expanded: Expanded, played: Played, task: int, before: Mapping[int, int | None]
+) -> int | None:
+    """Returns the task that ended last of those that a task had to wait for on this device."""
+    graph = expanded.graph
+    preds = list(graph.preds[task])
+    if graph.kind[task] == COMM and task in before:
+        preds = _here(expanded, task, before)
+    return max(preds, key=lambda p: played.finish_s[p], default=None)
+
+
+def _here(expanded: Expanded, task: int, before: Mapping[int, int | None]) -> list[int]:
+    """Returns what a communication waits for on this device: dependencies, its stream."""
+    queued = before[task]
+    own = [p for p in expanded.graph.preds[task] if p in before]
+    return own if queued is None else [*own, queued]
+
+
+def _ready_here(
+    expanded: Expanded, played: Played, task: int, before: Mapping[int, int | None]
+) -> float:
+    """Returns when this device could have begun a communication that waits for others too."""
+    if task not in before:
+        return 0.0
+    return max((played.finish_s[p] for p in _here(expanded, task, before)), default=0.0)
 
 
 def time_parts(booked: Booked) -> TimeParts:

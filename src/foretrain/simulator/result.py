@@ -24,7 +24,7 @@ class TimeParts:
     compute: float
     recompute: float
     optimizer: float
-    exposed_communication: Mapping[str, float]  # keys tp, cp, ep, pp, dp
+    exposed_communication: Mapping[str, float]  # keys tp, cp, ep, pp, dp, copy
     bubble: float
     host: float
     wait: float
