@@ -19,6 +19,8 @@ TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
 LEAST_ROWS, LEAST_SHAPES = 150, 6
+#: Size classes that have a band each; what a table lacks takes the widest of the others.
+CLASSES = 3
 #: Tables of fewer rows must gain more: what they gain in turn may be chance.
 FEW, WORTH_FEW = 300, 0.85
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's: of a
@@ -139,7 +141,7 @@ def fit(table: Table) -> Shipped | None:
     sys.stdout.flush()
     if not worth:
         return None
-    bands = [_band(np.abs(y - said)[classes == c]) for c in range(int(classes.max()) + 1)]
+    bands = [_band(np.abs(y - said)[classes == c]) for c in range(CLASSES)]
     known = [value for value in bands if value]
     bands = [value or max(known, default=2.0) for value in bands]
     bounds = {

@@ -12,8 +12,9 @@ import pytest
 from foretrain.cli.main import main
 from foretrain.cost.calibration import constants_of_user, load
 from foretrain.cost.operator_constants import operators_text, read_operators
-from foretrain.errors import FileFormatError
+from foretrain.errors import FileFormatError, InputError
 from foretrain.validation.ops.calibrate import calibrate_ops
+from foretrain.validation.ops.calibrate_text import render_calibrated
 from foretrain.validation.ops.predict import predict_ops
 from foretrain.validation.ops.table import MeasuredOp, OpRow
 
@@ -238,3 +239,29 @@ def test_the_priors_of_gemms_cover_every_constant_of_a_tile_entry(tmp_path: Path
         path = tmp_path / f"{prior['tiles']}.toml"
         path.write_text(operators_text({"gemm": [entry]}))
         assert read_operators(path)["gemm_fitted"][0]["tiles"] == prior["tiles"]
+
+
+def test_rows_of_a_stack_of_the_catalog_move_what_the_stack_uses():
+    made = rows(40, "gemm", stack="pytorch-eager") + rows(40, "gemm", stack="mykernel")
+    result = calibrate_ops(measured(made, factor=1.5), "h100-sxm", "table.csv")
+    entries = {refit.kernel: refit.entry for refit in result.refits}
+    assert set(entries) == {"", "mykernel"}
+    assert "kernels" not in entries[""]
+    with constants_of_user({"gemm_fitted": [entries[""], entries["mykernel"]]}):
+        now = predict_ops(rows(20, "gemm", stack="pytorch-eager"))
+    before = predict_ops(rows(20, "gemm", stack="pytorch-eager"))
+    ratio = [b.value_s / a.value_s for a, b in zip(before, now, strict=True)]
+    assert np.median(ratio) == pytest.approx(1.5, rel=0.1)
+
+
+def test_a_dtype_without_units_on_the_device_is_named():
+    made = [replace(row, dtype="nvfp4") for row in rows(12)]
+    with pytest.raises(InputError, match="no units for nvfp4"):
+        calibrate_ops(measured(made), "h100-sxm", "table.csv")
+
+
+def test_constants_that_are_zero_are_no_obstacle():
+    made = [replace(row, dtype="fp16") for row in rows(12, "conv2d", device="v100-sxm-16gb")]
+    result = calibrate_ops(measured(made, factor=1.2), "v100-sxm-16gb", "table.csv")
+    assert any(old == 0.0 for old, _ in result.refits[0].changes.values())
+    assert "conv2d" in render_calibrated(result, None)

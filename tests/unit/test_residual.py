@@ -10,10 +10,14 @@ import pytest
 from foretrain.cost import residual as residual_module
 from foretrain.cost.calibration import Constants, constants_of_user, load
 from foretrain.cost.compute import attention, gemm
+from foretrain.cost.compute.features import gemm_features
 from foretrain.cost.machine import Machine
+from foretrain.cost.operator_constants import operators_text, read_operators
 from foretrain.cost.operators import Operators, time
 from foretrain.cost.residual import LEAF, Trees, has_residual, key_of, residual_of
+from foretrain.errors import FileFormatError
 from foretrain.hardware.names import find_device
+from foretrain.program import ComputeEvent
 from foretrain.run.stacks import load_stack
 
 #: A kernel of the tables; a stack that names none has the formula alone on this device.
@@ -143,3 +147,49 @@ def test_every_shipped_residual_belongs_to_an_entry_and_gains():
         assert np.all(found.bands >= 1.0)
     assert has_residual(next(iter(index))[1])
     assert not has_residual("no such key")
+
+
+def test_beyond_the_sizes_of_a_table_the_factor_fades_over_one_doubling():
+    residual = residual_of("gemm", gemm_entry(), find_device("h100-sxm"), "bf16")
+    assert residual is not None
+    most = residual.bounds["m"][1]
+    for share, left in ((1.0, 1.0), (2.0**0.5, 0.5), (2.0, 0.0), (4.0, 0.0)):
+        sizes = {"m": most * share, "n": 4096.0, "k": 4096.0, "b": 1.0, "loss": 1.0}
+        columns = {name: np.array([size]) for name, size in sizes.items()}
+        features = gemm_features(columns, 132)
+        whole = residual.trees(features)
+        found = residual.beyond(features, columns)
+        assert np.log(found.factor) == pytest.approx(left * whole, abs=1e-9)
+        assert bool(found.inside[0]) == (left == 1.0)
+
+
+def test_a_price_is_never_below_its_own_latency():
+    where = Machine(
+        device=find_device("a100-pcie-40gb"),
+        stack=replace(STACK, gemm_kernel="torch_bmm"),
+        warm=False,
+    )
+    shape = tuple({"b": 2.0, "m": 128.0, "n": 32.0, "k": 64.0}.items())
+    event = ComputeEvent(
+        op="gemm", direction="forward", dtype="fp32", shape=shape, flops=0.0, bytes=0.0
+    )
+    answer = gemm.price([event], where)[0]
+    assert 0.0 <= answer.latency_s <= answer.value_s
+
+
+@pytest.mark.parametrize("device", ["mi300x", "mi325x"])
+def test_short_products_of_a_table_without_short_ones_have_a_band(device):
+    columns = {name: np.array([8.0, 256.0, 2048.0]) for name in "mnk"}
+    ops = Operators(op="gemm", dtype="bf16", shape=columns)
+    times = time(ops, find_device(device), load_stack("pytorch-eager"))
+    assert np.all(times.low_s < times.high_s)
+
+
+@pytest.mark.parametrize("value", ["foo", 5, True, ["a"], ""])
+def test_a_calibration_file_that_names_no_shipped_residual_is_refused(tmp_path, value):
+    found = gemm_entry()
+    entry = {**found.values, "calibrated": True, "residual": value, "devices": ["h100-sxm"]}
+    file = tmp_path / "mine.toml"
+    file.write_text(operators_text({"gemm": [entry]}))
+    with pytest.raises(FileFormatError, match="residual"):
+        read_operators(file)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from foretrain.cost.calibration import Entries, load
+from foretrain.cost.residual import has_residual
 from foretrain.cost.toml_text import toml_lines
 from foretrain.errors import FileFormatError, Problem
 
@@ -96,6 +97,10 @@ def _fault(kind: str, entry: object) -> str:
         low = LEAST_SHARE if key in SHARES else 0.0
         if not low <= value <= MOST:
             return f"{key!r} is {value:g}, and must lie between {low:g} and {MOST:g}"
+    if values.get("calibrated", True) is not True:
+        return "'calibrated' can only be true"
+    if "residual" in values and not (values.get("calibrated") and has_residual(values["residual"])):
+        return f"'residual' is {values['residual']!r}, which names no shipped one: leave it out"
     shipped = _like(kind, values)
     if not shipped:
         return "no shipped entry has this form"

@@ -7,9 +7,10 @@ time is itself predictable from the shape:
     T' = T exp(sum over trees of leaf)
 
 Every tree asks the same few questions of all shapes (oblivious trees), so that a table is one
-comparison of arrays. A residual belongs to one entry of the calibration (`key_of`), acts only
-within the sizes that its table holds and on devices with the same number of SMs, and is shipped
-only where it lowers the error of shapes that did not take part (studies/costs/residuals.py).
+comparison of arrays. A residual belongs to one entry of the calibration (`key_of`), acts within the
+sizes that its table holds (and fades over one doubling beyond them, so that there is no cliff) on
+devices with the same number of SMs, and is shipped only where it lowers the error of shapes that
+did not take part (studies/costs/residuals.py).
 Data: catalog/calibration/residuals.json (what, from where, how good) and residuals.npz (trees).
 """
 
@@ -36,6 +37,8 @@ from foretrain.hardware.device import Device
 Array = NDArray[np.float64]
 #: Leaves are stored as whole multiples of this.
 LEAF = 1e-4
+#: The least size that counts in doublings (some sizes may be zero).
+SMALL = 0.05
 _BLOCK = 1024  # columns at a time: the working set stays in the cache of a core
 #: Keys of an entry that are no constants of the formula.
 _WORDS = ("source", "mark", "band", "band_long", "calibrated")
@@ -110,10 +113,17 @@ class Residual:
 
     def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
         """Returns what is known of operators of these sizes."""
-        inside = np.ones(features.shape[1], dtype=bool)
+        beyond = np.zeros(features.shape[1])  # doublings out of the table, of all sizes together
         for name, (low, high) in self.bounds.items():
-            inside &= (sizes[name] >= low) & (sizes[name] <= high)
-        factor = np.where(inside, np.exp(self.trees(features)), 1.0)
+            size = sizes[name]
+            if low == high:
+                beyond += np.where(size == low, 0.0, 1.0)
+            else:
+                least = max(low, SMALL)
+                beyond += np.log2(np.maximum(size, SMALL) / max(high, SMALL)).clip(0.0)
+                beyond += np.log2(least / np.maximum(size, SMALL)).clip(0.0)
+        inside = beyond == 0.0
+        factor = np.exp(np.maximum(1.0 - beyond, 0.0) * self.trees(features))
         if self.bands is None:
             return Beyond(factor=factor, inside=np.zeros_like(inside), bands=np.ones(3))
         return Beyond(factor=factor, inside=inside, bands=self.bands)
@@ -124,7 +134,7 @@ def key_of(constants: Mapping[str, Any]) -> str:
 
     An entry of `calibrate ops` keeps the residual of the entry that it started from.
     """
-    if "calibrated" in constants:
+    if constants.get("calibrated") is True:
         return str(constants.get("residual", ""))
     items = sorted((k, v) for k, v in constants.items() if k not in _WORDS)
     return f"{zlib.crc32(repr(items).encode()):08x}"
@@ -147,10 +157,10 @@ def residual_of(
     residual = _shipped(family, key_of(found.values), case)
     if residual is None or residual.sms != device.sm_count or dtype not in residual.dtypes:
         return None
-    return replace(residual, bands=None) if "calibrated" in found.values else residual
+    return replace(residual, bands=None) if found.values.get("calibrated") is True else residual
 
 
-def has_residual(key: str) -> bool:
+def has_residual(key: object) -> bool:
     """Returns whether the entry of that key (`key_of`) has a residual, in any of its cases."""
     return any(key == known for _, known, _ in _index())
 
@@ -165,9 +175,9 @@ def _index() -> Mapping[tuple[str, str, str], Mapping[str, Any]]:
     """Returns what residuals.json says, by family, key and case."""
     try:
         entries: list[dict[str, Any]] = json.loads(_file("residuals.json").decode("utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(Problem(what=str(error), where=_place("json"))) from error
-    return {(e["family"], e["key"], e["case"]): e for e in entries}
+        return {(e["family"], e["key"], e["case"]): e for e in entries}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken("json", error) from error
 
 
 @cache
@@ -175,16 +185,18 @@ def _arrays() -> NpzFile:
     """Returns the arrays of residuals.npz, each of which is read when it is asked for."""
     try:
         return np.load(BytesIO(_file("residuals.npz")), allow_pickle=False)
-    except (OSError, ValueError, BadZipFile) as error:
-        raise FileFormatError(Problem(what=str(error), where=_place("npz"))) from error
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise _broken("npz", error) from error
 
 
 def _file(name: str) -> bytes:
     return files("foretrain.catalog").joinpath("calibration", name).read_bytes()
 
 
-def _place(ending: str) -> str:
-    return f"calibration/residuals.{ending}"
+def _broken(ending: str, error: Exception) -> FileFormatError:
+    where = f"foretrain/catalog/calibration/residuals.{ending}"
+    way_out = "install the package again"
+    return FileFormatError(Problem(what=f"broken: {error!r}", where=where, way_out=way_out))
 
 
 @cache
@@ -196,8 +208,8 @@ def _shipped(family: str, key: str, case: str) -> Residual | None:
         feature, threshold, leaf = (
             _arrays()[f"{entry['name']}/{part}"] for part in ("feature", "threshold", "leaf")
         )
-    except (KeyError, ValueError, BadZipFile) as error:
-        raise FileFormatError(Problem(what=str(error), where=_place("npz"))) from error
+    except (KeyError, ValueError, EOFError, BadZipFile) as error:
+        raise _broken("npz", error) from error
     return Residual(
         trees=Trees(
             feature=feature.astype(np.intp),

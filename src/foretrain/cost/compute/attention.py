@@ -159,7 +159,7 @@ def _answer(part: Part, i: int, direction: str) -> Answer:
     backward, kernel = direction != "forward", part.kernel
     return Answer(
         value_s=float(part.seconds[i]),
-        latency_s=float(kernel.constants["t0_us"]) * 1e-6,
+        latency_s=min(float(kernel.constants["t0_us"]) * 1e-6, float(part.seconds[i])),
         factor=float(part.factor[i]),
         kernels=2.0 if backward else 1.0,
         family="attention",

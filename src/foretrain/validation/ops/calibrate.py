@@ -102,7 +102,7 @@ def calibrate_ops(items: Sequence[MeasuredOp], device_name: str, source: str) ->
             continue
         kind = kind_of(outcome.op)
         dtype = "" if kind == "memory" else outcome.events[0].dtype
-        kernel = "" if kind == "memory" else item.row.stack
+        kernel = _kernel_of(kind, item.row.stack)
         key = (kind, dtype, kernel)
         groups.setdefault(key, []).append((outcome, (item.latency_us or 0.0) * 1e-6))
     refits: list[Refit] = []
@@ -134,6 +134,14 @@ def kind_of(op: str) -> str:
     return "memory" if provider(op) is memory_bound.price else ""
 
 
+def _kernel_of(kind: str, stack: str) -> str:
+    """Returns the kernel that a row's stack runs: of a stack of the catalog, or the name itself."""
+    if kind == "memory":
+        return ""
+    known = stack_of(stack)[0]
+    return known.attention_kernel if kind == "attention" else known.gemm_kernel
+
+
 def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> str:
     if outcome.status != "ok":
         return outcome.reason or "not priced"
@@ -143,6 +151,10 @@ def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> st
         return "no latency above zero"
     if not kind_of(outcome.op):
         return f"{outcome.op} is not calibrated"
+    dtype = outcome.events[0].dtype
+    machine = Machine(device=device, stack=stack_of("")[0], warm=False)
+    if kind_of(outcome.op) in ("gemm", "moe_gemm") and gemm.dtype_of(dtype, machine) != dtype:
+        return f"{device.name} has no units for {dtype}"
     return ""
 
 

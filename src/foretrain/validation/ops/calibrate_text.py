@@ -33,6 +33,6 @@ def _changes(refit: Refit) -> str:
     moved = [
         f"{name} {old:.3g} -> {new:.3g}"
         for name, (old, new) in refit.changes.items()
-        if abs(new / old - 1.0) > 0.01
+        if abs(new - old) > 0.01 * abs(old)
     ]
     return ", ".join(moved) or "none by more than 1 %"
