@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from foretrain.cli.main import main
 from foretrain.predict import predict
+from foretrain.report.text import render
 from foretrain.run.load import load_run
 
 
@@ -62,11 +64,17 @@ def test_copies_to_the_host_have_a_name_of_their_own():
     assert offloaded.other < 0.02 * offloaded.total
 
 
-def test_the_report_names_the_stage_that_all_others_wait_for(capsys):
-    words = ["--model", "llama-3-8b", "--cluster", "1x4 b200-sxm", "--sequence", "8192"]
-    words += ["--global-batch", "32", "--microbatch", "1", "--preset", "megatron", "--pp", "4"]
-    assert main(["predict", *words, "--stages", "2,2,26,2"]) == 0
-    uneven = capsys.readouterr().out
-    assert "The others wait for stage 2: compute" in uneven
-    assert main(["predict", *words]) == 0
-    assert "The others wait for" not in capsys.readouterr().out
+def test_the_report_names_the_stage_that_all_others_wait_for():
+    run = load_run(
+        {
+            "model": "gpt2-345m",
+            "training": {"sequence": 1024, "global_batch": 256, "microbatch": 16},
+            "plan": {"preset": "megatron", "pp": 4, "stages": [2, 2, 18, 2]},
+            "cluster": "1x4 a100-sxm-80gb",
+        }
+    )
+    result = predict(run)
+    assert "The others wait for" not in render(result, run)  # stage 2 itself is shown
+    idle = replace(result, last_class=0, time_parts=result.classes[0].parts)
+    text = " ".join(render(idle, run).split())
+    assert "The others wait for stage 2: compute 98." in text
