@@ -37,6 +37,7 @@ class Stack:
     host_op_us: float = 10.0  # host time per operator (dispatch, autograd, module code)
     host_comm_us: float = 15.0  # host time per collective call
     host_op_us_by: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_on: Mapping[str, float] = field(default_factory=dict[str, float])  # generation: x slower
     host_backward: float = 1.0  # host time of a backward operator over that of a forward one
     sync_blocks: bool = False  # the host waits for the device after every block (timed layers)
     rank_skew_us: float = 0.0  # and ranks then reach a collective with delays of this mean

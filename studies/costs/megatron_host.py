@@ -6,8 +6,8 @@ NVIDIA's functional tests of Megatron-LM train GPT models of 12 layers and a hid
 one node: the device waits for the host all the time, and a step is what the host takes to launch
 it. Printed by device (which stands for its host), transformer implementation, tp and pp: the host
 time per operator at which the predicted step is the median measured one. Rows without a pipeline
-are fitted, those with one are not; the constant lies between the hosts of A100 and H100 nodes, in
-the geometric mean.
+are fitted, those with one are not; the constant is the geometric mean of the hosts of A100 and H100
+nodes, and host_on how far both implementations are from it, in the geometric mean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def host_op_us(run: RunSpec, seconds: float) -> float:
     """Returns the host time per operator (us) that makes the predicted step `seconds`."""
 
     def step(value: float) -> float:
-        stack = replace(run.stack, host_op_us=value)
+        stack = replace(run.stack, host_op_us=value, host_on={})
         return predict(replace(run, stack=stack)).step_time_s.value
 
     low, high = step(LOW_US), step(HIGH_US)
@@ -73,13 +73,20 @@ def main(path: str) -> None:
             continue
         (fitted if pp == 1 else checked)[kind, device].append(value)
         print(f"{kind}, {device}, tp {tp}, pp {pp}: {value:.0f} us ({len(rows)} rows)")
+    paces: list[float] = []
     for kind in sorted({kind for kind, _ in fitted}):
         by = {device: median(v) for (k, device), v in fitted.items() if k == kind and len(v) > 1}
         for device, value in by.items():
             other = checked[kind, device]
             text = f"{median(other):.0f} us" if other else "none"
             print(f"{kind}, {device}: {value:.0f} us, pipelines (not fitted) {text}")
-        print(f"{kind}: host_op_us {sqrt(by['A100-SXM'] * by['H100-SXM']):.0f}")
+        mean = sqrt(by["A100-SXM"] * by["H100-SXM"])
+        paces.append(by["A100-SXM"] / mean)
+        print(
+            f"{kind}: host_op_us {mean:.0f}, A100 {paces[-1]:.2f} of it, H100 {1 / paces[-1]:.2f}"
+        )
+    pace = sqrt(paces[0] * paces[1])
+    print(f"host_on: ampere {pace:.2f}, hopper {1 / pace:.2f}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from foretrain.cost.host import on_hosts
 from foretrain.predict import predict
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
+from foretrain.run.stacks import load_stack
 
 
 def small(**plan: Any) -> RunSpec:
@@ -41,3 +43,11 @@ def test_a_host_that_waits_for_transfers_cannot_run_ahead():
     run = small(tp=1, pp=4)
     free = replace(run, stack=replace(run.stack, p2p_sync=False))
     assert step_s(run) > 1.3 * step_s(free)
+
+
+def test_a_host_beside_older_devices_takes_longer_for_the_same_operators():
+    base = load_stack("megatron-te")
+    times = {name: on_hosts(base, name).host_op_us for name in ("ampere", "hopper", "blackwell")}
+    assert times["ampere"] > times["blackwell"] == base.host_op_us > times["hopper"]
+    eager = load_stack("pytorch-eager")  # measured without saying where: the same everywhere
+    assert on_hosts(eager, "ampere") == eager

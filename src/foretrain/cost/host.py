@@ -7,6 +7,8 @@ group have met: a time per rank, step.toml.
 
 host_op_us is the stack's value for the operator (`host_op_us_by`), else for all. Backward operators
 take `host_backward` times as long: autograd launches them without the Python code of modules.
+Servers of a generation of devices have processors of their time: `host_on` says how much longer
+their operators take than those of the stack's own constants.
 
 A replayed CUDA graph is one launch for many kernels: the cost of an event falls to the share
 below. Constants are the stack's. Explained in docs/explain/costs.md.
@@ -15,6 +17,7 @@ below. Constants are the stack's. Explained in docs/explain/costs.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foretrain.cost.calibration import load
 from foretrain.program import CommEvent, ComputeEvent, Event
@@ -43,6 +46,13 @@ def host_seconds(
         return kernels * GRAPH_KERNEL_US * US
     share = 1.0 if event.direction in ("forward", "optimizer") else stack.host_backward
     return share * (kernels * stack.host_launch_us + _op_us(event, stack)) * US
+
+
+def on_hosts(stack: Stack, generation: str) -> Stack:
+    """Returns the stack with the host times of the servers that devices of a generation are in."""
+    pace = stack.host_on.get(generation, 1.0)
+    by_operator = {op: pace * value for op, value in stack.host_op_us_by.items()}
+    return replace(stack, host_op_us=pace * stack.host_op_us, host_op_us_by=by_operator)
 
 
 def _check_us(ranks: Sequence[int], devices_per_node: int) -> float:

@@ -21,7 +21,7 @@ from foretrain.cost.compute import (
     optimizer,
     roofline,
 )
-from foretrain.cost.host import host_seconds
+from foretrain.cost.host import host_seconds, on_hosts
 from foretrain.cost.machine import Machine
 from foretrain.cost.network import collectives
 from foretrain.cost.network.collectives import GroupCost
@@ -61,7 +61,7 @@ class CostModel:
     ) -> None:
         self.cluster = cluster
         self.curves = tuple(curves)
-        self.stack = stack
+        self.stack = on_hosts(stack, cluster.device.generation)
         self._machine = Machine(device=cluster.device, stack=stack, warm=warm)
         self._known: dict[Event, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...], int], GroupCost] = {}
