@@ -218,7 +218,7 @@ def test_an_unknown_device_is_priced_from_its_data_sheet_with_a_wide_band():
 
 
 def test_host_time_counts_launches_and_graphs_remove_it():
-    te = stack("megatron-te")
+    te = replace(stack("megatron-te"), host_on={})
     event = gemm(64, 64, 64)
     plain = build_cost_model(cluster("h100-sxm"), te).price([event])
     graph = build_cost_model(cluster("h100-sxm"), replace(te, cuda_graphs=True)).price([event])
