@@ -60,13 +60,14 @@ def case_of(item: MeasuredRun) -> Case:
     ]
     names = ("fragmentation", "pipeline_slack", "gather_holes", "pipeline_holes")
     none = replace(run.stack, **dict.fromkeys(names, 0.0))
-    usable = run.cluster.device.memory_bytes
+    device = run.cluster.device
+    endless = replace(device, memory_bytes=1e15)
 
     def reserved(**shares: float) -> float:
-        return device_memory(program, 0, peak, replace(none, **shares), 1e15).reserved / GIB
+        return device_memory(program, 0, peak, replace(none, **shares), endless).reserved / GIB
 
     sure = reserved()
-    outside = device_memory(program, 0, peak, none, 1e15).used / GIB - sure
+    outside = device_memory(program, 0, peak, none, endless).used / GIB - sure
     return Case(
         layers=item.row.n_layers or 0,
         measured=item.measured.peak_mem_gib or 1.0,
@@ -77,7 +78,7 @@ def case_of(item: MeasuredRun) -> Case:
             reserved(gather_holes=1.0) - sure,
             reserved(pipeline_holes=1.0, gather_holes=1e-9) - sure,
         ),
-        room=0.97 * usable / GIB - outside,
+        room=0.97 * device.memory_bytes / GIB - outside,
     )
 
 
