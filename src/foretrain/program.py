@@ -30,7 +30,8 @@ Collective = Literal[
     "all_to_all",
     "broadcast",
     "send_recv",
-    "host_copy",  # one device and its host
+    "device_to_host",
+    "host_to_device",
     "host_update",
 ]
 Category = Literal[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,22 @@ def test_activations_on_the_host_are_a_lever_of_megatron() -> None:
     assert found[0].frees < found[1].frees
     for other in (make(plan_pp=2), make(plan_preset="fsdp", plan_zero=3)):
         assert not [c for c in candidates(other, predict(other)) if c.kind == "activations"]
+
+
+def test_what_only_frees_memory_is_no_lever_where_there_is_room() -> None:
+    run = make(plan_tp=2)
+    levers, result = levers_of(run)
+    assert result.memory.band * result.memory.device_used_bytes < result.memory.usable_bytes
+    assert all(lever.gain > 0.005 for lever in levers)
+
+
+def test_what_frees_memory_is_a_lever_where_the_run_may_not_fit() -> None:
+    run = make(plan_tp=2)
+    used = predict(run).memory.device_used_bytes
+    device = replace(run.cluster.device, memory_bytes=1.1 * used)
+    levers, result = levers_of(replace(run, cluster=replace(run.cluster, device=device)))
+    assert result.fits
+    freeing = [v for v in levers if v.gain <= 0.005]
+    assert freeing
+    assert all(v.memory_after_bytes < v.memory_before_bytes for v in freeing)
+    assert all(v.fits_after for v in levers)

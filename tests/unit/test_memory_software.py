@@ -301,7 +301,7 @@ def test_shards_come_up_before_every_gather() -> None:
 
 def test_a_copy_is_no_faster_than_the_slot() -> None:
     run = run_of(preset="deepspeed", zero=3)
-    event = CommEvent(collective="host_copy", bytes=1e9, dtype="fp32", ranks=(0,))
+    event = CommEvent(collective="device_to_host", bytes=1e9, dtype="fp32", ranks=(0,))
     seconds = build_cost_model(run.cluster, run.stack).price([event]).value_s[0]
     assert 1e9 / run.cluster.device.pcie_bandwidth < seconds < 0.1
 

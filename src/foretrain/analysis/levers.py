@@ -21,7 +21,7 @@ from foretrain.simulator.result import ClassResult, Result
 
 NUM_LEVERS = 3
 #: Gains below this share are within the noise of two runs of the same job.
-LEAST_GAIN = 0.003
+LEAST_GAIN = 0.005
 #: A lever for memory frees at least this share of what is used and costs at most this throughput.
 LEAST_FREED = 0.03
 LARGEST_LOSS = 0.2
@@ -44,8 +44,9 @@ def find_levers(
     """Returns up to three changes of `run`, the most helpful first.
 
     Where the run fits: the largest gains in throughput among settings that still fit, then one
-    what-if of the hardware, then settings that free memory. Where it does not: settings that make
-    it fit, fastest first, then those that come closest.
+    what-if of the hardware; settings that only free memory where the upper end of its band may not
+    fit. Where the run does not fit: settings that make it fit, fastest first, then those that come
+    closest.
     """
     search = _Search.start(run, result, predict)
     options = candidates(run, result) if run.plan.tree is None else []
@@ -56,11 +57,18 @@ def find_levers(
             wishes = _could_gain(what_ifs(run, result), result)
             search.try_all(sorted(wishes, key=lambda c: -c.saves_s))
         if len(_gaining(search.levers)) < NUM_LEVERS:
-            rest = [c for c in options if c.frees > LEAST_FREED and c not in search.tried]
-            search.try_all(sorted(rest, key=lambda c: -c.frees))
+            freeing = [c for c in options if c.frees > LEAST_FREED]
+            rest = sorted(freeing, key=lambda c: -c.frees) if _may_not_fit(result) else gaining
+            search.try_all([c for c in rest if c not in search.tried])
     else:
         search.try_kinds([c for c in options if c.frees > 0])
-    return _ranked(search.levers, fits=result.fits)
+    return _ranked(search.levers, result)
+
+
+def _may_not_fit(result: Result) -> bool:
+    """Returns whether the upper end of the band of the memory is beyond the device."""
+    memory = result.memory
+    return memory.band * memory.device_used_bytes > memory.usable_bytes
 
 
 def _could_gain(options: Sequence[Candidate], result: Result) -> list[Candidate]:
@@ -213,8 +221,12 @@ def _gaining(levers: Sequence[tuple[Candidate, Lever]]) -> list[tuple[Candidate,
     return sorted(found, key=lambda pair: (pair[0].kind == WHAT_IF, -pair[1].gain))
 
 
-def _ranked(levers: Sequence[tuple[Candidate, Lever]], *, fits: bool) -> tuple[Lever, ...]:
-    """Returns the levers in order of use, of every kind the best for its purpose."""
+def _ranked(levers: Sequence[tuple[Candidate, Lever]], result: Result) -> tuple[Lever, ...]:
+    """Returns the levers in order of use, of every kind the best for its purpose.
+
+    What only frees memory is of no use where there is room beyond doubt.
+    """
+    fits = result.fits
     freeing = [
         (c, v)
         for c, v in levers
@@ -223,7 +235,8 @@ def _ranked(levers: Sequence[tuple[Candidate, Lever]], *, fits: bool) -> tuple[L
     ]
     if fits:
         first = _gaining(levers)
-        second = [pair for pair in freeing if pair[1].fits_after and pair not in first]
+        useful = freeing if _may_not_fit(result) else ()
+        second = [pair for pair in useful if pair[1].fits_after and pair not in first]
         second.sort(key=lambda pair: -pair[1].gain)
     else:
         first = [pair for pair in levers if pair[1].fits_after]

@@ -71,7 +71,7 @@ def copy(
     """
     return _host_work(
         launches,
-        "host_copy",
+        "device_to_host" if down else "host_to_device",
         num_bytes,
         label=label,
         stream="device-to-host" if down else "host-to-device",

@@ -14,6 +14,7 @@ class Answer:
     `latency_s` is the part of `value_s` that neither sharing nor overlap stretches; `factor` the
     half-width of the 90 % interval as a factor; `kernels` the launches; `link` the bottleneck.
     `travel_s` is the part of `latency_s` in which a message is on a long way and holds no link.
+    `out_s`, `in_s`: how long the link of the device to host and NICs alone would need (slot.py).
     """
 
     value_s: float
@@ -25,6 +26,8 @@ class Answer:
     formula: str
     link: str = ""
     travel_s: float = 0.0
+    out_s: float = 0.0
+    in_s: float = 0.0
 
 
 def width(row: str, family: str) -> float:

@@ -88,6 +88,8 @@ class CostModel:
             provenance=tuple(a.provenance for a in answers),
             formula=tuple(a.formula for a in answers),
             travel_s=_array([a.travel_s for a in answers]),
+            out_s=_array([a.out_s for a in answers]),
+            in_s=_array([a.in_s for a in answers]),
             synced=self.stack.sync_blocks,
         )
 

@@ -19,6 +19,8 @@ class Prices:
     number of launches. `link` is the bottleneck: "" (none), "scaleup", "pcie" or "nic". `family`
     groups events whose errors share constants (gemm, attention, memory, scaleup, nic, ...).
     `travel_s` is the part of the latency of a message in which it holds no link (None: nowhere).
+    `out_s` and `in_s` are the seconds that an event keeps the link between device and node, in
+    either direction, if nothing else bounds it (None: nowhere).
     `synced` says that the host waits for the device after every block.
     """
 
@@ -33,4 +35,6 @@ class Prices:
     provenance: tuple[str, ...]
     formula: tuple[str, ...]
     travel_s: NDArray[np.float64] | None = None
+    out_s: NDArray[np.float64] | None = None
+    in_s: NDArray[np.float64] | None = None
     synced: bool = False

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretrain.program import Comm, Item, Program, RankClass, Run
+from foretrain.simulator.links import Links
 from foretrain.simulator.segment_play import EventTimes, Macro, PlayedItem, play_segment
 from foretrain.simulator.tasks import COMM, COMPUTE, HOST, TaskGraph
-
-#: Share of the NICs of a rank that a transfer fills: one pair reaches about half a 400G NIC
-#: (10 x 1 H100, nccl-tests: 24.9 of 50 GB/s); a collective fills them.
-PAIR_SHARE = 0.5
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: there are many, and that makes them slow
@@ -112,7 +109,7 @@ class _Expander:
         self.out = Expanded(graph=self.graph, info=[], devices=[])
         self.joined: dict[tuple[object, ...], int] = {}
         self.streams: dict[tuple[int, str], int] = {}
-        self.links: dict[tuple[int, str], int] = {}
+        self.links = Links(times)
         self.debt: dict[int, float] = {}
 
     def build(self) -> Expanded:
@@ -135,10 +132,6 @@ class _Expander:
             known = self.streams[key] = self.graph.add_stream(device)
             self.out.stream_names.append(name)
         return known
-
-    def link(self, rank: int, name: str) -> int:
-        """Returns the id of a link of a rank."""
-        return self.links.setdefault((rank, name), len(self.links))
 
     def task(self, info: TaskInfo, **arguments: object) -> int:
         """Returns the id of a new task described by `info`."""
@@ -361,8 +354,7 @@ class _Expander:
     ) -> int:
         """A communication task; a further member of a known one joins it."""
         own = self.stream(device, stream)
-        link = self.times.link[event] if self.times.fluid and not alone else ""
-        use = ((self.link(rank, link), PAIR_SHARE if category == "pp" else 1.0),) if link else ()
+        use = self.links.uses(rank, category, event) if self.times.fluid and not alone else ()
         known = self.joined.get(key) if key is not None else None
         if known is not None:
             if self.out.devices[self.out.info[known].device][0] != self.out.devices[device][0]:

@@ -24,7 +24,11 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTimes:
-    """Prices as plain lists, indexed by event; `press` and `slowed` by category."""
+    """Prices as plain lists, indexed by event; `press` and `slowed` by category.
+
+    `crossing` holds what an event does on the link between its device and the node, where it does
+    anything: seconds that the link would need for what leaves, and for what enters.
+    """
 
     value: list[float]
     latency: list[float]
@@ -33,6 +37,9 @@ class EventTimes:
     overlap: Mapping[str, tuple[float, float]]
     fluid: bool
     travel: Mapping[int, float] = field(default_factory=dict[int, float])  # events on a long way
+    crossing: Mapping[int, tuple[float, float]] = field(
+        default_factory=dict[int, tuple[float, float]]
+    )
     synced: bool = False  # the host waits for the device after every segment
 
     def gammas(self, category: str) -> tuple[float, float]:

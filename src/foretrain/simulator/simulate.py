@@ -47,7 +47,16 @@ def event_times(
         travel={}
         if prices.travel_s is None
         else {i: float(v) for i, v in enumerate(prices.travel_s) if v > 0.0},
+        crossing=_crossing(prices),
     )
+
+
+def _crossing(prices: Prices) -> dict[int, tuple[float, float]]:
+    """Returns what each event does on the link of its device, in seconds out and in."""
+    if prices.out_s is None or prices.in_s is None:
+        return {}
+    both = zip(prices.out_s, prices.in_s, strict=True)
+    return {i: (float(o), float(n)) for i, (o, n) in enumerate(both) if o > 0.0 or n > 0.0}
 
 
 #: A flat simulation beyond this many tasks is refused: about half a minute of pure Python.

@@ -19,6 +19,7 @@ from foretrain.cost.network.curve import Curve, Curves, Value, bus_factor
 from foretrain.cost.network.fabric import Part, Span, fabric_parts
 from foretrain.cost.network.measured import MeasuredCurve, find_curve
 from foretrain.cost.network.node import node_curve
+from foretrain.cost.slot import crossing_s
 from foretrain.hardware.cluster import Cluster, GroupLayout
 from foretrain.program import CommEvent
 from foretrain.units import GB, MIB, US
@@ -80,6 +81,7 @@ def price(event: CommEvent, cluster: Cluster, cost: GroupCost) -> Answer:
     seconds = cost.seconds(event.bytes)
     size = "large" if event.bytes >= _LARGE else "mid" if event.bytes >= _MID else "small"
     count = max(1, event.count)
+    crossing = crossing_s(event, cluster)
     row = cost.row
     if cost.measured is not None and not cost.measured.covers(event.bytes):
         row = "fitted"  # beyond what was measured
@@ -93,6 +95,8 @@ def price(event: CommEvent, cluster: Cluster, cost: GroupCost) -> Answer:
         formula=cost.text if count == 1 else f"{count} x {cost.text}",
         link=cost.link,
         travel_s=count * min(_travel_s(event, cluster, cost), seconds),
+        out_s=crossing,
+        in_s=crossing,
     )
 
 
