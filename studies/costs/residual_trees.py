@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from catboost import CatBoostRegressor
+from least_squares import folds
 
 from foretrain.cost.residual import LEAF, Trees
 
@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
 TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
-LEAST_ROWS, LEAST_SHAPES = 150, 6
+LEAST_ROWS, LEAST_SHAPES = 150, 3
 #: Tables of fewer rows must gain more: what they gain in turn may be chance.
 FEW, WORTH_FEW = 300, 0.85
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's: of a
@@ -93,15 +93,6 @@ def read_trees(model: CatBoostRegressor) -> Trees:
     return Trees(feature=feature, threshold=threshold, leaf=whole)
 
 
-def folds(shape: np.ndarray) -> np.ndarray:
-    """Returns the fold of each row: whole shapes, dealt in the order of a checksum."""
-    names, where = np.unique(shape, return_inverse=True)
-    order = np.argsort([zlib.crc32(f"fold {name}".encode()) for name in names])
-    fold = np.empty(len(names), dtype=int)
-    fold[order] = np.arange(len(names)) % FOLDS
-    return fold[where]
-
-
 def error(target: np.ndarray, said: np.ndarray | float) -> np.ndarray:
     """Returns |predicted / measured - 1| where `said` is predicted for the logarithm `target`."""
     return np.abs(np.exp(said - target) - 1.0)
@@ -115,7 +106,7 @@ def fit(table: Table) -> Shipped | None:
         return None
     x, y, classes = table.features[:, used], target[used], table.classes[used]
     weight = np.where(classes == 0, 3.0, 1.0)
-    fold = folds(table.shape[used])
+    fold = folds(table.shape[used], FOLDS)
     said = np.zeros(len(used))
     for which in range(FOLDS):
         rest = fold != which

@@ -37,6 +37,9 @@ Array = NDArray[np.float64]
 #: Leaves are stored as whole multiples of this.
 LEAF = 1e-4
 _BLOCK = 1024  # columns at a time: the working set stays in the cache of a core
+#: Sizes beyond whose bounds the trees answer as at the bound, with the interval of the formula: the
+#: numbers of heads, each of which fills the device like another batch.
+EDGE = ("heads", "kv_heads")
 #: Keys of an entry that are no constants of the formula.
 _WORDS = ("source", "mark", "band", "band_long", "calibrated")
 
@@ -111,9 +114,12 @@ class Residual:
     def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
         """Returns what is known of operators of these sizes."""
         inside = np.ones(features.shape[1], dtype=bool)
+        acts = inside.copy()
         for name, (low, high) in self.bounds.items():
-            inside &= (sizes[name] >= low) & (sizes[name] <= high)
-        factor = np.where(inside, np.exp(self.trees(features)), 1.0)
+            within = (sizes[name] >= low) & (sizes[name] <= high)
+            inside &= within
+            acts &= within | (name in EDGE)
+        factor = np.where(acts, np.exp(self.trees(features)), 1.0)
         if self.bands is None:
             return Beyond(factor=factor, inside=np.zeros_like(inside), bands=np.ones(3))
         return Beyond(factor=factor, inside=inside, bands=self.bands)
