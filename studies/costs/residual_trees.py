@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "src/foretrain/catalog/calibration"
 TREES, DEPTH, RATE, BORDERS = 100, 5, 0.15, 64
 FOLDS = 5
 #: A table must hold this many rows and shapes that take part in the fit.
-LEAST_ROWS, LEAST_SHAPES = 150, 3
+LEAST_ROWS, LEAST_SHAPES = 150, 6
 #: Tables of fewer rows must gain more: what they gain in turn may be chance.
 FEW, WORTH_FEW = 300, 0.85
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's: of a
@@ -52,6 +52,7 @@ class Table:
     sizes: dict[str, np.ndarray]
     case: str = ""
     worth: float = WORTH
+    least_shapes: int = LEAST_SHAPES
 
 
 @dataclass
@@ -102,7 +103,7 @@ def fit(table: Table) -> Shipped | None:
     """Returns the trees of a table where they are worth it, and prints the errors."""
     target = np.log(table.measured / table.predicted)
     used = np.flatnonzero(~table.left_out)
-    if len(used) < LEAST_ROWS or len(np.unique(table.shape[used])) < LEAST_SHAPES:
+    if len(used) < LEAST_ROWS or len(np.unique(table.shape[used])) < table.least_shapes:
         return None
     x, y, classes = table.features[:, used], target[used], table.classes[used]
     weight = np.where(classes == 0, 3.0, 1.0)

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from gemm_targets import ODD
 from least_squares import held_out
-from residual_trees import WORTH, WORTH_ANY, Shipped, Table, fit, save
+from residual_trees import LEAST_SHAPES, WORTH, WORTH_ANY, Shipped, Table, fit, save
 
 from foretrain.cost.compute import attention, convolution, gemm, moe
 from foretrain.cost.compute.convolution_kernels import Images
@@ -40,6 +40,8 @@ from foretrain.cost.residual import key_of
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
 
+#: Numbers of heads that a head_dim with a table of its own must show.
+FEW_HEADS = 3
 AIC = "NVIDIA aiconfigurator 0.12.0"
 #: Sizes of a convolution that bound where its residual acts.
 SIZES = ("n", "c", "h", "k", "r", "s", "stride", "groups")
@@ -174,6 +176,7 @@ def attention_table(
         left_out=held_out(rows["key"].tolist()),
         classes=1 - (np.minimum(shape["seq_q"], shape["seq_kv"]) >= attention.LONG),
         sizes={name: shape[name] for name in names},
+        least_shapes=FEW_HEADS if "heads" in parts[0].kernel.constants else LEAST_SHAPES,
     )
 
 
