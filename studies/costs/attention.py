@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from attention_text import NAMES, entry
 from least_squares import fit, folds, held_out
 from op_tables_more import aic_attention_context, aic_attention_encoder, aic_mla_context
 
@@ -61,19 +62,11 @@ CASES = (
 LEAST = 60
 #: Kernels with other code for windows (Triton computes what it masks).
 OWN_WINDOW = ("triton",)
-#: Head dims that a table lacks -> efficiency over that of 128: from the FlashAttention-2 paper
-#: (A100), from the kernels of the inference engines on the same device (cuDNN on Blackwell).
-OTHER_DIMS = {
-    "ampere": {"32": 0.68, "64": 0.88, "256": 0.91},
-    "cudnn": {"64": 0.60},
-}
-#: name, start, lowest, highest of the constants but e.
-NAMES = ("e_b", "t0_us", "k0", "q", "g", "p", "a")
-BANDS = ("band_long", "band")
+#: Bounds of the constants but e.
 LOW, HIGH = (0.1, 0.5, 0.5, 0.02, 0.02, 5e-4, 0.2), (1.5, 40.0, 3000.0, 1.0, 1.5, 0.4, 3.0)
 TILES = (64.0, 128.0, 256.0)
-#: How sure the constants of a head_dim of few numbers of heads (fewer than FEW) are to be like those
-#: of its kernel at the head_dim of its values: width of the logarithm, and weight of that.
+#: How sure the constants of a head_dim of fewer numbers of heads than FEW are to be like those of
+#: its kernel at the head_dim of its values: width of the logarithm, and weight of that.
 ALIKE = {"e_b": 0.5, "t0_us": 0.7, "k0": 0.7, "q": 0.5, "g": 1.0, "p": 1.0, "a": 0.25, "e": 0.3}
 FEW, PULL = 4, 0.15
 #: Kernels of an engine that moves 512 + 64 numbers of every token to its cache, once for all heads,
@@ -152,7 +145,7 @@ class Fitter:
         return constants(found, *kind)
 
     def fit_all(self, rows: pd.DataFrame, known: dict) -> dict:
-        """Returns the constants of all rows, and beside them those of head dims with enough rows."""
+        """Returns the constants of all rows, and beside them of head dims with enough rows."""
         joint = rows[rows.head_dim == rows.head_dim_v]
         values = self.fit(joint if len(joint) else rows, known)
         counts = rows["head"].value_counts()
@@ -346,57 +339,6 @@ def cudnn_entries(data: Path) -> Iterator[str]:
             "cuDNN 1.21 on GB200 (cudnn-frontend benchmark); mean error of left-out shapes "
             + "; ".join(words),
         )  # fmt: skip
-
-
-def entry(
-    kernel: str, names: list[str], patterns: list[str], generation: str, cases: dict, source: str
-) -> str:
-    """Returns one [[entry]] of the file; the first case gives the entry's own constants."""
-    rho = {"ampere": 0.86, "hopper": 0.80}.get(generation, 0.79)
-    lines = ["[[entry]]", f"devices = {_list(patterns)}"]
-    if generation:
-        lines.append(f"generations = {_list([generation])}")
-    lines += [f'kernel = "{kernel}"', *([f"names = {_list(names)}"] if names else [])]
-    lines += [f"rho = {rho}", 'mark = "fitted"', f'source = "{source}"']
-    key = "cudnn" if kernel.startswith("cudnn") else generation
-    for values in cases.values():
-        known = values["e"]
-        more = {d: r * known["128"] for d, r in OTHER_DIMS.get(key, {}).items() if d not in known}
-        values["e"] = dict(sorted((known | more).items(), key=lambda item: int(item[0])))
-    first, *others = cases
-    lines += [*_constants(cases[first]), "[entry.e]", *_efficiency(cases[first])]
-    lines += _dims("entry", cases[first])
-    for case in cases if first != "causal" else others:
-        lines += [f"[entry.{case}]", *_constants(cases[case])]
-        lines += [f"[entry.{case}.e]", *_efficiency(cases[case])]
-        lines += _dims(f"entry.{case}", cases[case])
-    return "\n".join(lines) + "\n"
-
-
-def _dims(place: str, values: dict) -> list[str]:
-    lines = []
-    for head, own in values.get("dim", {}).items():
-        lines += [f"[{place}.dim.{head}]", *_constants(own)]
-        lines += [f"[{place}.dim.{head}.e]", *_efficiency(own)]
-    return lines
-
-
-def _list(words: list[str]) -> str:
-    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
-
-
-def _constants(values: dict) -> list[str]:
-    numbers = [
-        f"{name} = {float(f'{values[name]:.3g}')}"
-        for name in (*NAMES, "tile", "token_bytes", *BANDS)
-        if name in values
-    ]
-    numbers += [f"heads = {values['heads']}"] if "heads" in values else []
-    return numbers + ([] if values.get("skips", True) else ["skips = false"])
-
-
-def _efficiency(values: dict) -> list[str]:
-    return [f"{dim} = {value:.3f}" for dim, value in values["e"].items()]
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def kernels(data: Path) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def main(data: Path) -> None:
-    """Prints the 90 % errors of every kernel over those of many heads, their means and the slope."""
+    """Prints 90 % errors of every kernel over those of many heads, their means and the slope."""
     found: dict[str, pd.Series] = {}
     for name, rows in kernels(data):
         sizes = rows.groupby("halved").error.quantile(0.9)

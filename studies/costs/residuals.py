@@ -131,10 +131,8 @@ def attention_tables(data: Path) -> Iterator[Table]:
                     yield from attention_case(part, device, kernel, dtype)
 
 
-def attention_case(
-    rows: pd.DataFrame, device: str, kernel: str, dtype: str
-) -> Iterator[Table]:
-    """Yields the tables of one case: of all head dims together, and of those that have their own."""
+def attention_case(rows: pd.DataFrame, device: str, kernel: str, dtype: str) -> Iterator[Table]:
+    """Yields the tables of one case: of all head dims together, and of those with their own."""
     stack = replace(load_stack("pytorch-eager"), attention_kernel=kernel)
     machine = Machine(device=find_device(device), stack=stack, warm=False)
     parts = attention.column_times(attention_study.shapes(rows), dtype, "forward", machine)

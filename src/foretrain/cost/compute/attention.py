@@ -10,8 +10,8 @@
     T    = t0 + max(t_c, t_m) + g min(t_c, t_m) + batch s_q token_bytes / (B COPY)
 
 The second term of t_c is the longest row of one head, which cannot be split; a is the time of a
-lone tile over its share of a full SM, which holds several. Where an engine moves the latent of every
-token to its cache before the kernel, once for all heads, that is token_bytes. Backward recomputes
+lone tile over its share of a full SM, which holds several. token_bytes: what an engine moves of
+every token's latent to its cache before the kernel, once for all heads. Backward recomputes
 the scores: f is 2.5 times as large. Where its own constants are not known it takes 2.5 / rho times
 the forward time. Constants by device and kernel, within a kernel by case (causal, full, window,
 backward, FP8), and within a case by head_dim where enough was measured (a kernel is compiled for
@@ -185,8 +185,8 @@ class Kernel:
     """The constants of one case and head_dim.
 
     `ratio` is the time over what they give (backward from forward, FP8 from 16 bits), and `own`
-    whether the case itself was measured. `measured`: the table they were fitted to, that of the case,
-    and of the head_dim where `table_name` says so; "" where they stand in for another dtype.
+    whether the case itself was measured. `measured`: the table they were fitted to (`table_name`),
+    "" where they stand in for another dtype.
     """
 
     found: Constants
