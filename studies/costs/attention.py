@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from least_squares import fit, held_out
+from attention_text import NAMES, entry
+from least_squares import fit, folds, held_out
 from op_tables_more import aic_attention_context, aic_attention_encoder, aic_mla_context
 
 from foretrain.cost.compute.attention import BACKWARD_FLOPS, LONG, attention_seconds, head_name
@@ -61,19 +62,21 @@ CASES = (
 LEAST = 60
 #: Kernels with other code for windows (Triton computes what it masks).
 OWN_WINDOW = ("triton",)
-#: Head dims that a table lacks -> efficiency over that of 128: from the FlashAttention-2 paper
-#: (A100), from the kernels of the inference engines on the same device (cuDNN on Blackwell).
-OTHER_DIMS = {
-    "ampere": {"32": 0.68, "64": 0.88, "256": 0.91},
-    "cudnn": {"64": 0.60},
-}
-#: name, start, lowest, highest of the constants but e.
-NAMES = ("e_b", "t0_us", "k0", "q", "g", "p", "a")
-BANDS = ("band_long", "band")
+#: Bounds of the constants but e.
 LOW, HIGH = (0.1, 0.5, 0.5, 0.02, 0.02, 5e-4, 0.2), (1.5, 40.0, 3000.0, 1.0, 1.5, 0.4, 3.0)
 TILES = (64.0, 128.0, 256.0)
+#: How sure the constants of a head_dim of fewer numbers of heads than FEW are to be like those of
+#: its kernel at the head_dim of its values: width of the logarithm, and weight of that.
+ALIKE = {"e_b": 0.5, "t0_us": 0.7, "k0": 0.7, "q": 0.5, "g": 1.0, "p": 1.0, "a": 0.25, "e": 0.3}
+FEW, PULL = 4, 0.15
+#: Kernels of an engine that moves 512 + 64 numbers of every token to its cache, once for all heads,
+#: before they run expanded (TensorRT-LLM, mlaKernels: read and written in 16 bits).
+LATENT = ("trtllm", "trtllm-sglang")
+LATENT_BYTES = 2.0 * 2.0 * (512 + 64)
 #: Rows of a head_dim that are enough for constants of its own; rows that a fit looks at.
 OWN, MOST = 60, 600
+#: Parts of the head configurations that take part which are left out in turn for the bands.
+FOLDS = 2
 STARTS = ((0.6, 8.0, 20.0, 0.5, 0.5, 0.03, 1.0), (0.6, 8.0, 200.0, 0.5, 0.5, 0.03, 1.0))
 
 
@@ -86,19 +89,20 @@ def shapes(rows: pd.DataFrame) -> dict[str, np.ndarray]:
 class Fitter:
     """Fits the rows of one case of one kernel on one device."""
 
-    def __init__(self, device: Device, work: float) -> None:
-        self.device, self.work = device, work
+    def __init__(self, device: Device, work: float, kernel: str = "") -> None:
+        self.device, self.work, self.kernel = device, work, kernel
 
     def seconds(self, rows: pd.DataFrame, values: dict) -> np.ndarray:
         """Returns predicted seconds, with constants of a head_dim where there are some."""
         result = np.empty(len(rows))
         for head, where in rows.groupby("head").indices.items():
-            result[where] = self._plain(
+            result[where] = self.plain(
                 shapes(rows.iloc[where]), {**values, **values.get("dim", {}).get(head, {})}
             )
         return result
 
-    def _plain(self, shape: dict, values: dict) -> np.ndarray:
+    def plain(self, shape: dict, values: dict) -> np.ndarray:
+        """Returns predicted seconds by one set of constants."""
         device = self.device
         return attention_seconds(
             shape, peak=device.peak_flops["bf16"], bandwidth=device.memory_bandwidth,
@@ -111,7 +115,7 @@ class Fitter:
         `known`: e of head dims without a window, which a kernel keeps but for its masked tiles.
         """
         rows = rows.sample(min(len(rows), MOST), random_state=1)  # the rest tells nothing new
-        shape, measured = shapes(rows), rows.latency_ms.to_numpy(float) * 1e-3
+        shape, measured = shapes(rows), _seconds(rows)
         weight = np.where(rows.seq_q >= LONG, 1.0, 0.35)
         dims = sorted(set(rows.head_dim))
         most = [1.1 * known.get(str(dim), 1.45) for dim in dims]
@@ -124,7 +128,7 @@ class Fitter:
             return found | {"tile": tile, "e": e} | ({} if skips else {"skips": False})
 
         def residual(values: np.ndarray, kind: tuple[float, bool]) -> np.ndarray:
-            return weight * np.log(self._plain(shape, constants(values, *kind)) / measured)
+            return weight * np.log(self.plain(shape, constants(values, *kind)) / measured)
 
         low, high = [*LOW, *least], [*HIGH, *most]
         skips = (True, False) if (rows.window > 0).any() else (True,)
@@ -140,11 +144,49 @@ class Fitter:
         found, _, kind = min(best, key=lambda result: result[1])
         return constants(found, *kind)
 
+    def fit_all(self, rows: pd.DataFrame, known: dict) -> dict:
+        """Returns the constants of all rows, and beside them of head dims with enough rows."""
+        joint = rows[rows.head_dim == rows.head_dim_v]
+        values = self.fit(joint if len(joint) else rows, known)
+        counts = rows["head"].value_counts()
+        if len(counts) == 1:
+            return values
+        own = sorted(head for head, count in counts.items() if count >= OWN or "x" in head)
+        dims: dict[str, dict] = {}
+        for head in sorted(own, key=lambda head: "x" in head):
+            part = rows[rows["head"] == head]
+            like = dims.get(head.partition("x")[2])
+            if like and part.heads.nunique() < FEW:
+                dims[head] = self.fit_like(part, like)
+            else:
+                dims[head] = self.fit(part, known)
+        return values | ({"dim": dims} if dims else {})
+
+    def fit_like(self, rows: pd.DataFrame, like: dict) -> dict:
+        """Returns constants near those of the same kernel at another head_dim, and its heads."""
+        shape, measured = shapes(rows), _seconds(rows)
+        weight = np.where(rows.seq_q >= LONG, 1.0, 0.35)
+        (dim,), (e,) = sorted(set(rows.head_dim)), like["e"].values()
+        start = np.array([*(like[name] for name in NAMES), e])
+        width = np.array([*(ALIKE[name] for name in NAMES), ALIKE["e"]])
+        latent = {"token_bytes": LATENT_BYTES} if self.kernel in LATENT else {}
+
+        def constants(values: np.ndarray) -> dict:
+            found = dict(zip(NAMES, map(float, values), strict=False))
+            return found | {"tile": like["tile"], "e": {str(dim): float(values[-1])}} | latent
+
+        def residual(values: np.ndarray) -> np.ndarray:
+            errors = weight * np.log(self.plain(shape, constants(values)) / measured)
+            return np.concatenate([errors, PULL * np.log(values / start) / width])
+
+        found, _ = fit(residual, list(start), [*LOW, 0.05], [*HIGH, 1.45])
+        return constants(found) | {"heads": [float(rows.heads.min()), float(rows.heads.max())]}
+
 
 def fit_case(
-    rows: pd.DataFrame, device: Device, work: float = 1.0, known: dict | None = None
+    rows: pd.DataFrame, fitter: Fitter, known: dict | None = None
 ) -> tuple[dict, np.ndarray, pd.DataFrame]:
-    """Returns (constants, signed errors of the rows left out, those rows).
+    """Returns (constants with their bands, signed errors of the rows left out, those rows).
 
     A head_dim with OWN rows or more gets constants of its own beside those of all. `known` are the
     efficiencies of the same kernel without a window.
@@ -155,17 +197,53 @@ def fit_case(
     out = held_out(rows["key"].tolist())
     if out.sum() < 5 or (~out).sum() < 10:
         out = np.zeros(len(rows), dtype=bool)
-    train, fitter, known = rows[~out], Fitter(device, work), known or {}
-    joint = train[train.head_dim == train.head_dim_v]
-    values = fitter.fit(joint if len(joint) else train, known)
-    counts = train["head"].value_counts()
-    if len(counts) > 1:
-        own = [head for head, count in counts.items() if count >= OWN or "x" in head]
-        dims = {head: fitter.fit(train[train["head"] == head], known) for head in sorted(own)}
-        values |= {"dim": dims} if dims else {}
+    train, known = rows[~out], known or {}
+    values = fitter.fit_all(train, known)
+    dims = values.get("dim", {})
+    few = [head for head, own in dims.items() if "heads" in own]
+    many = train[~train["head"].isin(few)]
+    values |= bands(in_turn(many, fitter, known), many)
+    for head in few:
+        rows_of = train[train["head"] == head]
+        dims[head] |= bands(heads_in_turn(rows_of, fitter, dims[head.partition("x")[2]]), rows_of)
     test = rows[out] if out.any() else rows
-    error = fitter.seconds(test, values) / (test.latency_ms.to_numpy(float) * 1e-3) - 1.0
+    error = fitter.seconds(test, values) / _seconds(test) - 1.0
     return values, error, test
+
+
+def in_turn(rows: pd.DataFrame, fitter: Fitter, known: dict) -> np.ndarray:
+    """Returns the signed errors of rows by constants that were fitted on other configurations."""
+    fold = folds(rows["key"].to_numpy(str), FOLDS)
+    said = np.empty(len(rows))
+    for which in range(FOLDS):
+        here = fold == which
+        if not here.any() or here.all():  # a single configuration
+            return fitter.seconds(rows, fitter.fit_all(rows, known)) / _seconds(rows) - 1.0
+        said[here] = fitter.seconds(rows[here], fitter.fit_all(rows[~here], known))
+    return said / _seconds(rows) - 1.0
+
+
+def heads_in_turn(rows: pd.DataFrame, fitter: Fitter, like: dict) -> np.ndarray:
+    """Returns the signed errors of rows by constants that were fitted to other numbers of heads."""
+    said = np.empty(len(rows))
+    for heads in set(rows.heads):
+        here = (rows.heads == heads).to_numpy()
+        said[here] = fitter.seconds(rows[here], fitter.fit_like(rows[~here], like))
+    return said / _seconds(rows) - 1.0
+
+
+def _seconds(rows: pd.DataFrame) -> np.ndarray:
+    return rows.latency_ms.to_numpy(float) * 1e-3
+
+
+def bands(error: np.ndarray, rows: pd.DataFrame) -> dict:
+    """Returns the 90 % interval factors by length."""
+    long = (rows.seq_q >= LONG).to_numpy()
+    return {
+        name: float(np.exp(np.quantile(np.abs(np.log1p(error[which])), 0.9)))
+        for name, which in (("band_long", long), ("band", ~long))
+        if which.sum() >= 10
+    }
 
 
 def tables(data: Path) -> pd.DataFrame:
@@ -202,21 +280,13 @@ def cudnn(data: Path) -> pd.DataFrame:
     return rows
 
 
-def report(name: str, case: str, error: np.ndarray, rows: pd.DataFrame) -> tuple[str, dict]:
-    """Prints the errors of the rows left out; returns them in words, and the 90 % bands."""
+def report(name: str, case: str, error: np.ndarray, rows: pd.DataFrame) -> str:
+    """Prints the errors of the rows left out; returns them in words."""
     size, long = np.abs(error), (rows.seq_q >= LONG).to_numpy()
     words = f"{100 * size[long].mean():.1f} % for s >= 2048, {100 * size.mean():.1f} % for all"
-    bands = {
-        name: float(np.exp(np.quantile(np.abs(np.log1p(error[which])), 0.9)))
-        for name, which in (("band_long", long), ("band", ~long))
-        if which.sum() >= 10
-    }
-    sys.stdout.write(
-        f"{name:36s} {case:16s} {len(rows):5d} rows left out: {words}; 90 % within x/ "
-        f"{bands.get('band_long', 0):.3f} (s < 2048: {bands.get('band', 0):.3f})\n"
-    )
+    sys.stdout.write(f"{name:36s} {case:16s} {len(rows):5d} rows left out: {words}\n")
     sys.stdout.flush()
-    return words, bands
+    return words
 
 
 def table_entries(data: Path) -> Iterator[str]:
@@ -236,10 +306,11 @@ def table_entries(data: Path) -> Iterator[str]:
                 causal = found.get(name_of.replace("window", "causal"))
                 same = case == "window" and causal and kernel not in OWN_WINDOW
                 known = causal["e"] if same else None
-                values, error, test = fit_case(part, device, known=known)
-                said, bands = report(f"{name} {kernel}", name_of, error, test)
+                fitter = Fitter(device, 1.0, kernel)
+                values, error, test = fit_case(part, fitter, known=known)
+                said = report(f"{name} {kernel}", name_of, error, test)
                 words.append(f"{name_of}: {said}")
-                found[name_of] = values | bands
+                found[name_of] = values
             if found:
                 yield entry(
                     kernel, [n for n in (source, vit) if n], patterns, generation, found,
@@ -259,65 +330,15 @@ def cudnn_entries(data: Path) -> Iterator[str]:
             if way == "bwd":
                 part = part[part.deterministic_bwd == (deterministic and not low)]
             case = ("causal" if causal else "full") + low + ("_backward" if way == "bwd" else "")
-            values, error, test = fit_case(part, device, BACKWARD_FLOPS if way == "bwd" else 1.0)
-            said, bands = report(f"gb200 {kernel}", case, error, test)
-            found[case] = values | bands
+            fitter = Fitter(device, BACKWARD_FLOPS if way == "bwd" else 1.0)
+            found[case], error, test = fit_case(part, fitter)
+            said = report(f"gb200 {kernel}", case, error, test)
             words.append(f"{case}: {said}")
         yield entry(
             kernel, [], ["gb200*", "gb300*", "b200*", "b300*"], "blackwell", found,
             "cuDNN 1.21 on GB200 (cudnn-frontend benchmark); mean error of left-out shapes "
             + "; ".join(words),
         )  # fmt: skip
-
-
-def entry(
-    kernel: str, names: list[str], patterns: list[str], generation: str, cases: dict, source: str
-) -> str:
-    """Returns one [[entry]] of the file; the first case gives the entry's own constants."""
-    rho = {"ampere": 0.86, "hopper": 0.80}.get(generation, 0.79)
-    lines = ["[[entry]]", f"devices = {_list(patterns)}"]
-    if generation:
-        lines.append(f"generations = {_list([generation])}")
-    lines += [f'kernel = "{kernel}"', *([f"names = {_list(names)}"] if names else [])]
-    lines += [f"rho = {rho}", 'mark = "fitted"', f'source = "{source}"']
-    key = "cudnn" if kernel.startswith("cudnn") else generation
-    for values in cases.values():
-        known = values["e"]
-        more = {d: r * known["128"] for d, r in OTHER_DIMS.get(key, {}).items() if d not in known}
-        values["e"] = dict(sorted((known | more).items(), key=lambda item: int(item[0])))
-    first, *others = cases
-    lines += [*_constants(cases[first]), "[entry.e]", *_efficiency(cases[first])]
-    lines += _dims("entry", cases[first])
-    for case in cases if first != "causal" else others:
-        lines += [f"[entry.{case}]", *_constants(cases[case])]
-        lines += [f"[entry.{case}.e]", *_efficiency(cases[case])]
-        lines += _dims(f"entry.{case}", cases[case])
-    return "\n".join(lines) + "\n"
-
-
-def _dims(place: str, values: dict) -> list[str]:
-    lines = []
-    for head, own in values.get("dim", {}).items():
-        lines += [f"[{place}.dim.{head}]", *_constants(own)]
-        lines += [f"[{place}.dim.{head}.e]", *_efficiency(own)]
-    return lines
-
-
-def _list(words: list[str]) -> str:
-    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
-
-
-def _constants(values: dict) -> list[str]:
-    numbers = [
-        f"{name} = {float(f'{values[name]:.3g}')}"
-        for name in (*NAMES, "tile", *BANDS)
-        if name in values
-    ]
-    return numbers + ([] if values.get("skips", True) else ["skips = false"])
-
-
-def _efficiency(values: dict) -> list[str]:
-    return [f"{dim} = {value:.3f}" for dim, value in values["e"].items()]
 
 
 def main() -> None:

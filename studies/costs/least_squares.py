@@ -64,6 +64,15 @@ def held_out(keys: Sequence[str], share: int = 3) -> NDArray[np.bool_]:
     return np.array([zlib.crc32(key.encode()) % share == 0 for key in keys])
 
 
+def folds(shape: NDArray[np.str_], count: int) -> NDArray[np.intp]:
+    """Returns the fold of each row: whole shapes, dealt in the order of a checksum."""
+    names, where = np.unique(shape, return_inverse=True)
+    order = np.argsort([zlib.crc32(f"fold {name}".encode()) for name in names])
+    fold = np.empty(len(names), dtype=np.intp)
+    fold[order] = np.arange(len(names)) % count
+    return fold[where]
+
+
 def _huber(r: Array, delta: float, weights: Array | float) -> float:
     size = np.abs(r)
     cost = np.where(size < delta, 0.5 * r * r, delta * (size - 0.5 * delta))

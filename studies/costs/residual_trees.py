@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from catboost import CatBoostRegressor
+from least_squares import folds
 
 from foretrain.cost.residual import LEAF, Trees
 
@@ -54,6 +54,7 @@ class Table:
     sizes: dict[str, np.ndarray]
     case: str = ""
     worth: float = WORTH
+    least_shapes: int = LEAST_SHAPES
 
 
 @dataclass
@@ -95,15 +96,6 @@ def read_trees(model: CatBoostRegressor) -> Trees:
     return Trees(feature=feature, threshold=threshold, leaf=whole)
 
 
-def folds(shape: np.ndarray) -> np.ndarray:
-    """Returns the fold of each row: whole shapes, dealt in the order of a checksum."""
-    names, where = np.unique(shape, return_inverse=True)
-    order = np.argsort([zlib.crc32(f"fold {name}".encode()) for name in names])
-    fold = np.empty(len(names), dtype=int)
-    fold[order] = np.arange(len(names)) % FOLDS
-    return fold[where]
-
-
 def error(target: np.ndarray, said: np.ndarray | float) -> np.ndarray:
     """Returns |predicted / measured - 1| where `said` is predicted for the logarithm `target`."""
     return np.abs(np.exp(said - target) - 1.0)
@@ -113,11 +105,11 @@ def fit(table: Table) -> Shipped | None:
     """Returns the trees of a table where they are worth it, and prints the errors."""
     target = np.log(table.measured / table.predicted)
     used = np.flatnonzero(~table.left_out)
-    if len(used) < LEAST_ROWS or len(np.unique(table.shape[used])) < LEAST_SHAPES:
+    if len(used) < LEAST_ROWS or len(np.unique(table.shape[used])) < table.least_shapes:
         return None
     x, y, classes = table.features[:, used], target[used], table.classes[used]
     weight = np.where(classes == 0, 3.0, 1.0)
-    fold = folds(table.shape[used])
+    fold = folds(table.shape[used], FOLDS)
     said = np.zeros(len(used))
     for which in range(FOLDS):
         rest = fold != which

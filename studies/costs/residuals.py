@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from gemm_targets import ODD
 from least_squares import held_out
-from residual_trees import WORTH, WORTH_ANY, Shipped, Table, fit, save
+from residual_trees import LEAST_SHAPES, WORTH, WORTH_ANY, Shipped, Table, fit, save
 
 from foretrain.cost.compute import attention, convolution, gemm, moe
 from foretrain.cost.compute.convolution_kernels import Images
@@ -40,6 +40,9 @@ from foretrain.cost.residual import key_of
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
 
+#: Numbers of heads that a head_dim with a table of its own must show.
+FEW_HEADS = 3
+AIC = "NVIDIA aiconfigurator 0.12.0"
 #: Sizes of a convolution that bound where its residual acts.
 SIZES = ("n", "c", "h", "k", "r", "s", "stride", "groups")
 
@@ -104,7 +107,7 @@ def expert_tables(tables: Path) -> Iterator[Table]:
             key=key_of(found.values),
             sms=machine.device.sm_count,
             dtypes=("bf16", "fp16") if half else tuple(found.values["dtypes"]),
-            source="NVIDIA aiconfigurator 0.12.0",
+            source=AIC,
             features=expert_features(columns, machine.device.sm_count),
             predicted=moe.column_seconds(columns, dtype, machine, found.values),
             measured=part.latency_us.to_numpy(float) * 1e-6,
@@ -125,20 +128,29 @@ def attention_tables(data: Path) -> Iterator[Table]:
             for case, dtype in attention_study.CASES:
                 part = rows[(rows.case == case) & (rows.dtype == dtype)]
                 if len(part) >= attention_study.LEAST:
-                    source_words = "NVIDIA aiconfigurator 0.12.0"
-                    yield from attention_table(part, device, kernel, case, dtype, source_words)
+                    yield from attention_case(part, device, kernel, dtype)
+
+
+def attention_case(rows: pd.DataFrame, device: str, kernel: str, dtype: str) -> Iterator[Table]:
+    """Yields the tables of one case: of all head dims together, and of those with their own."""
+    stack = replace(load_stack("pytorch-eager"), attention_kernel=kernel)
+    machine = Machine(device=find_device(device), stack=stack, warm=False)
+    parts = attention.column_times(attention_study.shapes(rows), dtype, "forward", machine)
+    tables: dict[str, list[np.ndarray]] = {}
+    for part in parts:
+        tables.setdefault(part.kernel.measured, []).append(part.where)
+    for where in tables.values():
+        own = rows.iloc[np.sort(np.concatenate(where))]
+        yield from attention_table(own, machine, kernel, dtype)
 
 
 def attention_table(
-    rows: pd.DataFrame, device: str, kernel: str, case: str, dtype: str, source: str
+    rows: pd.DataFrame, machine: Machine, kernel: str, dtype: str
 ) -> Iterator[Table]:
-    """Yields the rows of one case where the case has constants of its own."""
-    stack = replace(load_stack("pytorch-eager"), attention_kernel=kernel)
-    machine = Machine(device=find_device(device), stack=stack, warm=False)
+    """Yields the rows of one table where its case has constants of its own."""
     shape = attention_study.shapes(rows)
     parts = attention.column_times(shape, dtype, "forward", machine)
-    case += "_fp8" if dtype == "fp8" else ""
-    found = parts[0].kernel.found
+    found, case = parts[0].kernel.found, parts[0].kernel.measured
     if found.row not in ("measured", "fitted") or parts[0].kernel.name != kernel:
         return
     if any(part.kernel.ratio != 1.0 or not part.kernel.own for part in parts):
@@ -148,13 +160,13 @@ def attention_table(
         predicted[part.where] = part.seconds / part.beyond
     names = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "window")
     yield Table(
-        name=f"attention {device} {kernel} {case}",
+        name=f"attention {machine.device.name} {kernel} {case}",
         family="attention",
         key=key_of(found.values),
         case=case,
         sms=machine.device.sm_count,
         dtypes=("bf16", "fp16") if dtype == "bf16" else ("fp8",),
-        source=source,
+        source=AIC,
         features=attention_features(shape, machine.device.sm_count),
         predicted=predicted,
         measured=rows.latency_ms.to_numpy(float) * 1e-3,
@@ -162,6 +174,7 @@ def attention_table(
         left_out=held_out(rows["key"].tolist()),
         classes=1 - (np.minimum(shape["seq_q"], shape["seq_kv"]) >= attention.LONG),
         sizes={name: shape[name] for name in names},
+        least_shapes=FEW_HEADS if "heads" in parts[0].kernel.constants else LEAST_SHAPES,
     )
 
 

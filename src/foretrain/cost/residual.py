@@ -40,6 +40,9 @@ LEAF = 1e-4
 #: The least size that counts in doublings (some sizes may be zero).
 SMALL = 0.05
 _BLOCK = 1024  # columns at a time: the working set stays in the cache of a core
+#: Sizes beyond whose bounds the trees answer as at the bound, with the interval of the formula: the
+#: numbers of heads, each of which fills the device like another batch.
+EDGE = ("heads", "kv_heads")
 #: Keys of an entry that are no constants of the formula.
 _WORDS = ("source", "mark", "band", "band_long", "calibrated")
 
@@ -113,16 +116,19 @@ class Residual:
 
     def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
         """Returns what is known of operators of these sizes."""
+        inside = np.ones(features.shape[1], dtype=bool)
         beyond = np.zeros(features.shape[1])  # doublings out of the table, of all sizes together
         for name, (low, high) in self.bounds.items():
             size = sizes[name]
+            inside &= (size >= low) & (size <= high)
+            if name in EDGE:
+                continue
             if low == high:
                 beyond += np.where(size == low, 0.0, 1.0)
             else:
                 least = max(low, SMALL)
                 beyond += np.log2(np.maximum(size, SMALL) / max(high, SMALL)).clip(0.0)
                 beyond += np.log2(least / np.maximum(size, SMALL)).clip(0.0)
-        inside = beyond == 0.0
         factor = np.exp(np.maximum(1.0 - beyond, 0.0) * self.trees(features))
         if self.bands is None:
             return Beyond(factor=factor, inside=np.zeros_like(inside), bands=np.ones(3))

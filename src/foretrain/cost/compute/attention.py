@@ -7,10 +7,11 @@
     t_c  = max(W tile f span, a tile f (L + k0)) SM / (P e_D d)          f = 2 d_qk + 2 d_v
     d    = (1 + F / (P 1 ms)) ** -p        long kernels run at a lower clock; F: FLOP of the event
     t_m  = batch bytes(q, k, v, o) / (B e_b)
-    T    = t0 + max(t_c, t_m) + g min(t_c, t_m)
+    T    = t0 + max(t_c, t_m) + g min(t_c, t_m) + batch s_q token_bytes / (B COPY)
 
 The second term of t_c is the longest row of one head, which cannot be split; a is the time of a
-lone tile over its share of a full SM, which holds several. Backward recomputes
+lone tile over its share of a full SM, which holds several. token_bytes: what an engine moves of
+every token's latent to its cache before the kernel, once for all heads. Backward recomputes
 the scores: f is 2.5 times as large. Where its own constants are not known it takes 2.5 / rho times
 the forward time. Constants by device and kernel, within a kernel by case (causal, full, window,
 backward, FP8), and within a case by head_dim where enough was measured (a kernel is compiled for
@@ -40,6 +41,8 @@ Array = NDArray[np.float64]
 TILE = 128.0
 #: Sequence from which the narrower interval holds.
 LONG = 2048.0
+#: Share of the bandwidth at which an engine moves the latents of tokens to its cache.
+COPY = 0.75
 BACKWARD_FLOPS = 2.5
 #: Cases with constants of their own -> cases whose constants stand in before the entry's own.
 STAND_IN: Mapping[str, tuple[str, ...]] = {"full_backward": ("causal_backward",)}
@@ -100,7 +103,8 @@ def attention_seconds(
     moved = work * element_bytes * shape["batch"] * rows
     memory = moved / (bandwidth * float(constants["e_b"]))
     low, high = np.minimum(compute, memory), np.maximum(compute, memory)
-    return float(constants["t0_us"]) * 1e-6 + high + float(constants["g"]) * low
+    beside = shape["batch"] * s_q * float(constants.get("token_bytes", 0.0)) / (bandwidth * COPY)
+    return float(constants["t0_us"]) * 1e-6 + high + float(constants["g"]) * low + beside
 
 
 def entries(kernel: str) -> list[Mapping[str, Any]]:
@@ -140,6 +144,14 @@ def head_name(head_dim: float, head_dim_v: float) -> str:
     return f"{head_dim:g}" if head_dim == head_dim_v else f"{head_dim:g}x{head_dim_v:g}"
 
 
+def table_name(case: str, head: str, constants: Mapping[str, Any]) -> str:
+    """Returns the name of the table of a case: of a head_dim of few numbers of heads, its own.
+
+    What is measured of others says little of where its residual holds.
+    """
+    return f"{case} {head}" if "heads" in constants else case
+
+
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:
     """Returns the time of `attention` events, forward or backward."""
     kinds: dict[tuple[str, str], list[int]] = {}
@@ -173,14 +185,13 @@ class Kernel:
     """The constants of one case and head_dim.
 
     `ratio` is the time over what they give (backward from forward, FP8 from 16 bits), and `own`
-    whether the case itself was measured. `measured`: the case whose table they were fitted to, ""
-    where they stand in for another dtype.
+    whether the case itself was measured. `measured`: the table they were fitted to (`table_name`),
+    "" where they stand in for another dtype.
     """
 
     found: Constants
     name: str
     constants: Mapping[str, Any]
-    bands: Mapping[str, Any]
     ratio: float
     own: bool
     measured: str
@@ -210,14 +221,14 @@ def kernel_for(case: str, head: str, machine: Machine) -> Kernel:
         ratio /= float(load("attention")["rules"]["fp8_gain"])
     own_case = not backward or word.endswith("_backward")
     table = case if own_case else case.removesuffix("_backward")
+    constants = {**own, **own.get("dim", {}).get(head, {})}
     return Kernel(
         found=found,
         name=name,
-        constants={**own, **own.get("dim", {}).get(head, {})},
-        bands=own,
+        constants=constants,
         ratio=ratio,
         own=own_case,
-        measured="" if low and "_fp8" not in word else table,
+        measured="" if low and "_fp8" not in word else table_name(table, head, constants),
     )
 
 
@@ -314,7 +325,8 @@ def case_seconds(
     measured = np.array([float(dim) for dim in constants["e"]])
     odd = (shape["head_dim"] % 16 != 0) & ~np.isin(shape["head_dim"], measured)
     body *= np.where(odd, load("attention")["rules"]["odd_head_dim_penalty"], 1.0)
-    return t0 + body, _bands(kernel, _long(shape)) * (1.0 if kernel.own else 1.1)
+    bands = _bands(kernel, _long(shape)) ** _reach(kernel, shape["heads"])
+    return t0 + body, bands * (1.0 if kernel.own else 1.1)
 
 
 def _long(shape: Mapping[str, Array]) -> NDArray[np.intp]:
@@ -325,10 +337,20 @@ def _long(shape: Mapping[str, Array]) -> NDArray[np.intp]:
 def _bands(kernel: Kernel, long: NDArray[np.intp]) -> Array:
     """The interval factors: of rows left out of the fit where there were enough of them."""
     row = kernel.found.row
-    own: Mapping[str, Any] = kernel.bands if row in ("measured", "fitted") else {}
+    own: Mapping[str, Any] = kernel.constants if row in ("measured", "fitted") else {}
     wide = float(own.get("band", width(row, "attention")))
     narrow = float(own.get("band_long", width(row, "attention_long")))
     return np.where(long > 0, narrow, wide)
+
+
+def _reach(kernel: Kernel, heads: Array) -> Array:
+    """Returns how much wider the logarithm of the interval is where heads were not measured.
+
+    Constants that were fitted to a few numbers of heads (`heads`) miss what fewer ones show.
+    """
+    least = float(kernel.constants.get("heads", [0.0])[0])
+    doublings = np.log2(np.maximum(least / heads, 1.0))
+    return 1.0 + float(load("attention")["rules"]["width_per_halving"]) * doublings
 
 
 def _half(machine: Machine) -> str:

@@ -148,11 +148,12 @@ def measured_beyond(
 
 def bands(found: Constants, columns: Mapping[str, Array], beyond: Beyond) -> Array:
     """Returns the interval factors: its residual's, the entry's own, or by intervals.toml."""
+    classes = np.where(columns["tokens"] >= MANY, 0, 1)
     if found.row in ("measured", "fitted") and "band" in found.values:
-        own = float(found.values["band"])
+        own = np.array(found.values["band"])[classes]
     else:
         own = width(found.row, "moe")
-    return beyond.band(np.where(columns["tokens"] >= MANY, 0, 1), own)
+    return beyond.band(classes, own)
 
 
 def price(events: Sequence[ComputeEvent], machine: Machine) -> list[Answer]:

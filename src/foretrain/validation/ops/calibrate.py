@@ -209,7 +209,7 @@ def _refit(
     if kind in ("gemm", "moe_gemm", "conv2d"):
         # few rows have met the fit: the interval of unseen ones is wider
         wide = round(max(1.03, 1.0 + (band - 1.0) * (1.0 + 2.0 / len(rows) ** 0.5)), 3)
-        final["band"] = [wide, wide, wide] if kind == "gemm" else wide
+        final["band"] = {"gemm": [wide] * 3, "moe_gemm": [wide] * 2}.get(kind, wide)
     final["source"] = f"calibrate ops {source}: {len(rows)} rows, mean error {after.mean():.1%}"
     return Refit(
         kind=kind,
