@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 
 from foretrain.compiler.lower import Job, compile_program
@@ -14,6 +15,7 @@ from foretrain.cost.calibration import tables_of_user
 from foretrain.cost.model import CostModel, build_cost_model
 from foretrain.cost.prices import Prices
 from foretrain.cost.user_calibration import UserCalibration, current_calibration
+from foretrain.cost.user_files import calibrated_by, read_files
 from foretrain.errors import InputError, Problem
 from foretrain.frontends.build import build_graph, flops_per_sample
 from foretrain.graph.ir import Graph
@@ -103,14 +105,21 @@ def predict(
     strict: bool = False,
     timeline: bool = False,
     adjust: Adjustments | None = None,
-    calibration: UserCalibration | None = None,
+    calibration: UserCalibration | str | Path | Sequence[str | Path] | None = None,
 ) -> Result:
     """Returns the prediction of a run.
 
     `flat` simulates every rank; `plain` leaves out overlap slowdown and link sharing; `strict`
     refuses operators without a cost model; `timeline` fills Result.timeline; `adjust` scales
-    constants of the cost model; what `calibration` has measured wins over them.
+    constants of the cost model; what `calibration` has measured wins over them: curves, or the path
+    of a calibration file, or several, of which a later one wins.
     """
+    if calibration is not None and not isinstance(calibration, UserCalibration):
+        paths = [calibration] if isinstance(calibration, str | Path) else calibration
+        with calibrated_by(read_files(paths)):
+            return predict(
+                run, flat=flat, plain=plain, strict=strict, timeline=timeline, adjust=adjust
+            )
     with collector_paused():
         return _predict(
             run,

@@ -243,7 +243,10 @@ def test_a_damaged_curve_is_refused(
         ("devices", "[1]"), ("devices", "[nan]"), ("dtypes", "[1]"), ("tiles", "'zzz'"),
         ("e_c", "0"), ("e_c", "-1"), ("e_b", "1e-300"), ("t0_us", "1e300"), ("k0", "-1"),
         ("q", "inf"), ("band", "0"), ("band", "'zzz'"), ("band", "[]"), ("band", "[1]"),
-        ("band", "[nan, 1.0, 2.0]"), ("band", "[-1, -1, -1]"),
+        ("band", "[nan, 1.0, 2.0]"), ("band", "[-1, -1, -1]"), ("band", "[1e300, 1e300, 1e300]"),
+        ("e_c", "5"), ("k0", "1" + "0" * 400), ("mark", "'foo'"), ("dtypes", "['bf17']"),
+        ("dtypes", "[]"), ("dtypes", "['bf16']\nunits = 'foo'"), ("dtypes", "['bf16']\nunits = 3"),
+        ("dtypes", "['bf16']\nkernels = ['[']"), ("dtypes", "['bf16']\nkernels = []"),
     ],
 )  # fmt: skip
 def test_a_damaged_entry_of_operators_is_refused(

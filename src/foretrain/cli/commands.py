@@ -27,7 +27,7 @@ def run_predict(
     strict: bool,
     with_baselines: bool = False,
     tokens: str | None = None,
-    calibration: str | None = None,
+    calibration: Sequence[str] = (),
 ) -> None:
     """Predicts one run, prints the report, writes the files; exit code 2 when it does not fit."""
     check_target(json_file, "--json")
@@ -82,25 +82,24 @@ def _simpler(run: RunSpec, result: Result) -> tuple[list[str], dict[str, Any]]:
 
 
 @contextmanager
-def _calibrated(calibration: str | None, runs: Sequence[RunSpec]) -> Generator[None]:
-    """Within the block, what a calibration file has measured goes before shipped constants."""
-    if calibration is None:
+def _calibrated(calibration: Sequence[str], runs: Sequence[RunSpec]) -> Generator[None]:
+    """Within the block, what calibration files have measured goes before shipped constants."""
+    if not calibration:
         yield
         return
     from fnmatch import fnmatchcase
 
-    from foretrain.cost.calibration import constants_of_user
-    from foretrain.cost.operator_constants import read_operators
-    from foretrain.cost.user_calibration import measured_by_user, read_calibration
+    from foretrain.cost.user_files import calibrated_by, read_files
 
-    entries = read_operators(Path(calibration))
-    made_for = {name for items in entries.values() for item in items for name in item["devices"]}
+    files = read_files(calibration)
     used = sorted({run.cluster.device.name for run in runs})
-    for name in used:
-        if made_for and not any(fnmatchcase(name, pattern) for pattern in made_for):
-            devices = ", ".join(sorted(made_for))
-            complain(f"foretrain: {calibration} is for {devices}: it changes nothing on {name}")
-    with constants_of_user(entries), measured_by_user(read_calibration(Path(calibration))):
+    for path in calibration:
+        made_for = read_files([path]).devices() if len(calibration) > 1 else files.devices()
+        for name in used:
+            if made_for and not any(fnmatchcase(name, pattern) for pattern in made_for):
+                devices = ", ".join(sorted(made_for))
+                complain(f"foretrain: {path} is for {devices}: it changes nothing on {name}")
+    with calibrated_by(files):
         yield
 
 
@@ -109,7 +108,7 @@ def run_explain(
     what: str | None,
     stage: str,
     overrides: Sequence[str],
-    calibration: str | None = None,
+    calibration: Sequence[str] = (),
 ) -> None:
     """Prints the object of one stage."""
     stages = ("graph", "plan", "program", "cost", "memory")
@@ -127,7 +126,7 @@ def run_explain(
 
 
 def run_compare(
-    run_files: Sequence[str], overrides: Sequence[str], calibration: str | None = None
+    run_files: Sequence[str], overrides: Sequence[str], calibration: Sequence[str] = ()
 ) -> None:
     """Prints several predictions side by side; exit code 2 when one does not fit."""
     if len(run_files) < 2:

@@ -114,7 +114,7 @@ def predict(
         with_baselines=baselines,
         strict=strict,
         tokens=tokens,
-        calibration=calibration,
+        calibration=calibration or (),
     )
 
 
@@ -133,7 +133,7 @@ def explain(
     """Print the object of one stage: why a number is what it is."""
     from foretrain.cli.commands import run_explain
 
-    run_explain(run, what, stage, set_ or (), calibration)
+    run_explain(run, what, stage, set_ or (), calibration or ())
 
 
 @app.command()
@@ -141,7 +141,7 @@ def compare(runs: opt.Runs, set_: opt.Set = None, calibration: opt.Calibration =
     """Predict several runs and print them side by side."""
     from foretrain.cli.commands import run_compare
 
-    run_compare(runs, set_ or (), calibration)
+    run_compare(runs, set_ or (), calibration or ())
 
 
 @app.command()

@@ -39,8 +39,12 @@ Tokens = Annotated[
     typer.Option("--tokens", metavar="N", help="Add days, GPU-hours and money for N (1T) tokens."),
 ]
 Calibration = Annotated[
-    str | None,
-    typer.Option("--calibration", metavar="FILE", help="What `foretrain calibrate` measured."),
+    list[str] | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="What `foretrain calibrate` measured; repeatable, a later file wins.",
+    ),
 ]
 Flat = Annotated[bool, typer.Option("--flat", help="Play every rank and every operator.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Without overlap slowdown and link sharing.")]

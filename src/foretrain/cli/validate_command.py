@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -64,8 +64,12 @@ def validate(
         typer.Option("--part", metavar="PART", help="ops: all, fitted or left-out shapes."),
     ] = "all",
     calibration: Annotated[
-        str | None,
-        typer.Option("--calibration", metavar="FILE", help="ops, network: what calibrate wrote."),
+        list[str] | None,
+        typer.Option(
+            "--calibration",
+            metavar="FILE",
+            help="ops, network: what calibrate wrote; repeatable, a later file wins.",
+        ),
     ] = None,
 ) -> None:
     """Compare predictions with measured training runs or operators: errors by group."""
@@ -77,13 +81,13 @@ def validate(
         "--report": report, "--baseline": baseline, "--write-baseline": write_baseline,
         "--families": families, "--ids": ids, "--by": by, "--ablation": ablation,
     }  # fmt: skip
-    some = {"--part": part, "--calibration": calibration, "--limit": limit}
+    some = {"--part": part, "--calibration": calibration or None, "--limit": limit}
     _check_options(kind, targets, runs_only, some)
     if kind == "ops":
-        _ops(Path(file), json, part, limit, calibration)
+        _ops(Path(file), json, part, limit, calibration or ())
         return
     if kind == "network":
-        _network(Path(file), json, calibration)
+        _network(Path(file), json, calibration or ())
         return
     from foretrain.validation.accuracy_page import accuracy_page
     from foretrain.validation.change import describe_change, read_baseline, reduced
@@ -142,19 +146,17 @@ def _check_options(
 
 
 def _ops(
-    file: Path, json: str | None, part: str, limit: int | None, calibration: str | None
+    file: Path, json: str | None, part: str, limit: int | None, calibration: Sequence[str]
 ) -> None:
     """Operators: every row of a table against its price."""
     if part not in PARTS:
         problem = Problem(what="unknown part", where="--part", value=part, allowed=", ".join(PARTS))
         raise InputError(problem)
-    from foretrain.cost.calibration import Entries, constants_of_user
-    from foretrain.cost.operator_constants import read_operators
+    from foretrain.cost.user_files import calibrated_by, read_files
     from foretrain.validation.ops.report import render, to_json
     from foretrain.validation.ops.validate import validate_ops
 
-    entries: Entries = {} if calibration is None else read_operators(Path(calibration))
-    with constants_of_user(entries):
+    with calibrated_by(read_files(calibration)):
         results = validate_ops(file, part=cast("Any", part), limit=limit)
     if json == "-":
         emit(json_text(to_json(results)))
@@ -164,14 +166,13 @@ def _ops(
     emit(render(results))
 
 
-def _network(file: Path, json: str | None, calibration: str | None) -> None:
+def _network(file: Path, json: str | None, calibration: Sequence[str]) -> None:
     """Collectives: every row of a table against its price."""
-    from foretrain.cost.user_calibration import read_calibration
+    from foretrain.cost.user_files import read_files
     from foretrain.validation.network.compare import validate_network
     from foretrain.validation.network.report import render, to_json
 
-    curves = () if calibration is None else read_calibration(Path(calibration)).curves
-    items = validate_network(file, curves)
+    items = validate_network(file, read_files(calibration).network.curves)
     if json == "-":
         emit(json_text(to_json(items)))
         return

@@ -8,15 +8,17 @@ other parts and are left alone here.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from foretrain.cost.calibration import Entries, load
+from foretrain.cost.calibration import MARKS, Entries, load
 from foretrain.cost.residual import has_residual
 from foretrain.cost.toml_text import toml_lines
 from foretrain.errors import FileFormatError, Problem
+from foretrain.units import COMPUTE_DTYPES, DTYPE_BYTES
 
 SCHEMA = 1
 #: Kind of operator in the file -> table of the catalog whose entries it goes before.
@@ -28,8 +30,16 @@ TABLES: Mapping[str, str] = {
     "memory": "memory",
 }
 _WAY_OUT = "write it again with `foretrain calibrate ops`"
-#: Shares of a peak: without a floor a time is infinite. MOST: no constant of any kind is larger.
-SHARES, LEAST_SHARE, MOST = ("e", "e_b", "e_c", "e_d", "op"), 1e-4, 1e12
+#: Shares of a peak: without a floor a time is infinite.
+SHARES, LEAST_SHARE, MOST_SHARE = ("e", "e_b", "e_c", "e_d", "op", "multi_tensor"), 1e-4, 1.5
+#: In the tables of attention by case, whose windows skip some of the work that is counted.
+MOST_CASE_SHARE = 2.0
+#: What a time is divided by besides shares; no constant of any kind is larger than MOST.
+DIVISORS, MOST = ("l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho"), 1e12
+#: No interval is a factor wider than that.
+MOST_BAND = 100.0
+#: A name or pattern: every bracket is closed around something.
+_NAME = re.compile(r"(?:[^\[\]]|\[[^\[\]]+\])+")
 
 
 def read_operators(path: Path) -> Entries:
@@ -85,18 +95,9 @@ def _fault(kind: str, entry: object) -> str:
     devices = values.get("devices")
     if not isinstance(devices, list) or not devices:
         return "'devices' lists no device"
-    for key in ("devices", "dtypes", "kernels"):
-        listed = values.get(key, [])
-        if not isinstance(listed, list) or not all(
-            isinstance(item, str) for item in cast("list[object]", listed)
-        ):
-            return f"{key!r} must list names"
-    for key, value in _numbers(values):
-        if not math.isfinite(value):
-            return f"{key!r} is not finite"
-        low = LEAST_SHARE if key in SHARES else 0.0
-        if not low <= value <= MOST:
-            return f"{key!r} is {value:g}, and must lie between {low:g} and {MOST:g}"
+    reason = _odd_names(values) or next(_odd_numbers(values), "")
+    if reason:
+        return reason
     if values.get("calibrated", True) is not True:
         return "'calibrated' can only be true"
     if "residual" in values and not (values.get("calibrated") and has_residual(values["residual"])):
@@ -105,7 +106,96 @@ def _fault(kind: str, entry: object) -> str:
     if not shipped:
         return "no shipped entry has this form"
     common = {key: value for key, value in shipped[0].items() if all(key in s for s in shipped)}
-    return _missing(values, common) or _odd_words(values, shipped)
+    reason = _missing(values, common) or _odd_words(values, shipped)
+    return reason or (_odd_sizes(values) if kind == "attention" else "")
+
+
+def _odd_names(values: Mapping[str, object]) -> str:
+    """Returns which list of names, or which word, no entry can have."""
+    for key in ("devices", "dtypes", "kernels"):
+        listed = values.get(key, ["*"])
+        names = cast("list[object]", listed) if isinstance(listed, list) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            return f"{key!r} must list names"
+        odd = [name for name in names if not _NAME.fullmatch(str(name))]
+        if key == "dtypes" and key in values:
+            odd = [name for name in names if name not in DTYPE_BYTES]
+        if odd:
+            allowed = f", allowed: {', '.join(DTYPE_BYTES)}" if key == "dtypes" else ""
+            return f"{key!r} lists {odd[0]!r}, which names nothing{allowed}"
+    for key, words in (("mark", MARKS), ("units", COMPUTE_DTYPES)):
+        if key in values and values[key] not in words:
+            return f"{key!r} is {values[key]!r}, and must be one of {', '.join(words)}"
+    return ""
+
+
+def _odd_numbers(values: Mapping[str, object]) -> Iterator[str]:
+    """Yields which number of an entry lies outside its range, and what in a table is no number."""
+    for path, role, value in _leaves(values):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            if len(path) > 1 and path[0] not in _OF_OTHERS and not _is_switch(path[-1], value):
+                yield f"{'.'.join(path)!r} is no number"
+            continue
+        name = path[-1] if len(path) == 1 else ".".join(path)
+        try:
+            number = float(value)
+        except OverflowError:  # TOML has whole numbers of any length
+            number = math.inf
+        if not math.isfinite(number):
+            yield f"{name!r} is not finite"
+        low = LEAST_SHARE if role in SHARES or role in DIVISORS else 0.0
+        share = MOST_SHARE if len(path) <= 2 else MOST_CASE_SHARE
+        high = share if role in SHARES else MOST
+        if not low <= number <= high:
+            yield f"{name!r} is {number:g}, and must lie between {low:g} and {high:g}"
+
+
+def _is_switch(key: str, value: object) -> bool:
+    return key == "skips" and isinstance(value, bool)
+
+
+#: Checked where they are read.
+_OF_OTHERS = ("residual", "calibrated")
+
+
+def _leaves(
+    values: Mapping[str, object], path: tuple[str, ...] = (), role: str = ""
+) -> Iterator[tuple[tuple[str, ...], str, object]]:
+    """Yields path, role and value: what a table of shares (`e`, `op`) holds is a share."""
+    for key, value in values.items():
+        here = role or key
+        if isinstance(value, dict):
+            inner = here if here in SHARES else ""
+            yield from _leaves(cast("dict[str, object]", value), (*path, key), inner)
+        else:
+            yield (*path, key), here, value
+
+
+def _odd_sizes(values: Mapping[str, object], path: str = "") -> str:
+    """Returns which table of attention lacks its shares `e` by head size, or misnames a size."""
+    shares = values.get("e")
+    if not isinstance(shares, dict) or not shares:
+        return f"'{path}e' is missing: shares of the peak by size of a head"
+    for size in cast("dict[str, object]", shares):
+        if not (size.isascii() and size.isdecimal() and int(size) > 0):
+            return f"'{path}e' names {size!r}, which is no size of a head"
+    for key, value in values.items():
+        if not isinstance(value, dict) or key in ("e", *_OF_OTHERS):
+            continue
+        table = cast("dict[str, object]", value)
+        inner = table if key == "dim" else {key: table}
+        for name, part in inner.items():
+            within = f"{path}{key}.{name}." if key == "dim" else f"{path}{key}."
+            if not isinstance(part, dict):
+                return f"'{within[:-1]}' is no table"
+            given = cast("dict[str, object]", part)
+            lacks = [word for word in ("e_b", "t0_us", "g") if word not in given]
+            if lacks and key != "dim":  # a size of head takes the others from what holds it
+                return f"'{within}{lacks[0]}' is missing"
+            reason = _odd_sizes(given, within)
+            if reason:
+                return reason
+    return ""
 
 
 def _missing(values: Mapping[str, object], common: Mapping[str, Any]) -> str:
@@ -139,9 +229,14 @@ def _same_form(value: object, other: object) -> bool:
     """Whether both are a number, or lists of as many numbers."""
     if isinstance(other, list):
         items = cast("list[object]", value) if isinstance(value, list) else []
-        numbers = all(isinstance(x, int | float) and math.isfinite(x) and x >= 1.0 for x in items)
-        return numbers and len(items) == len(cast("list[object]", other))
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1.0
+        return all(map(_factor, items)) and len(items) == len(cast("list[object]", other))
+    return _factor(value)
+
+
+def _factor(value: object) -> bool:
+    """Whether it is a factor that an interval may have."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 1.0 <= cast("float", value) <= MOST_BAND
 
 
 def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
@@ -156,16 +251,6 @@ def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
 
 
 _BESIDE = {"gemm": "gemm", "moe_gemm": "moe", "attention": "attention"}
-
-
-def _numbers(values: Mapping[str, object]) -> list[tuple[str, float]]:
-    numbers: list[tuple[str, float]] = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            numbers += _numbers(cast("dict[str, object]", value))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers.append((key, float(value)))
-    return numbers
 
 
 def operators_text(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -37,6 +37,14 @@ Array = NDArray[np.float64]
 DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer")
 #: Columns that must be there and above zero.
 _NEEDED = {"gemm": ("m", "n", "k"), "embedding_bag": ("rows", "dim")}
+#: Columns that are above zero where they are there.
+_POSITIVE = {
+    **_NEEDED,
+    "gemm": ("b", "m", "n", "k"),
+    "attention": ("batch", "seq_q", "heads", "head_dim"),
+    "conv2d": ("n", "c", "h", "w", "k", "r", "s"),
+    "moe_gemm": ("tokens", "hidden", "ffn", "experts", "topk"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,9 @@ def time(ops: Operators, device: Device, stack: Stack, *, warm: bool = False) ->
             not positive and finite.
     """
     columns = _checked(ops)
+    if not columns["bytes"].size:
+        nothing = np.empty(0)
+        return Times(value_s=nothing, low_s=nothing, high_s=nothing, provenance="measured")
     machine = Machine(device=device, stack=stack, warm=warm)
     if ops.op == "gemm":
         return _gemm(columns, ops, machine)
@@ -110,7 +121,7 @@ def _checked(ops: Operators) -> dict[str, Array]:
         problems.append(Problem(what=what, where=ops.op, value=sorted(map(str, lengths))))
     needed = _NEEDED.get(ops.op, ())
     for name, array in arrays.items():
-        least = 0.0 if name not in needed else np.nextafter(0.0, 1.0)
+        least = np.nextafter(0.0, 1.0) if name in _POSITIVE.get(ops.op, ()) else 0.0
         if not np.all(np.isfinite(array)) or np.any(array < least):
             problems.append(Problem(what="not positive and finite", where=f"{ops.op}: {name}"))
     problems += [

@@ -39,6 +39,17 @@ _OPERANDS: Mapping[str, tuple[float, float]] = {
     "rotary": (2.0, 2.0), "dropout": (2.0, 2.0), "embedding": (2.0, 2.0), "zero": (1.0, 1.0),
     "reduction": (1.0, 1.0), "bias_grad": (1.0, 1.0), "scale": (2.0, 2.0), "bias": (2.0, 1.0),
 }  # fmt: skip
+#: Columns that count things: no operator has half of one.
+_WHOLE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("b", "m", "n", "k"),
+    "attention": (
+        "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "window",
+    ),
+    "conv2d": ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "groups", "oh", "ow"),
+    "moe_gemm": ("tokens", "hidden", "ffn", "experts", "topk", "ep", "tp"),
+    "embedding_bag": ("batch", "rows", "tables", "dim"),
+}  # fmt: skip
+_SWITCHES: Mapping[str, str] = {"attention": "causal", "moe_gemm": "gated"}
 
 Direction = Literal["forward", "backward", "backward_input", "backward_weight"]
 
@@ -87,8 +98,16 @@ def _contradiction(op: str, shape: Mapping[str, float]) -> str:
     pairs = {
         "attention": (("heads", "kv_heads"),),
         "conv2d": (("c", "groups"), ("k", "groups")),
-        "moe_gemm": (("experts", "ep"),),
+        "moe_gemm": (("experts", "ep"), ("ffn", "tp")),
     }
+    broken = [key for key in _WHOLE.get(op, ()) if shape.get(key, 0.0) % 1.0]
+    if broken:
+        return f"{op}: {broken[0]} {shape[broken[0]]:g} is no whole number"
+    switch = _SWITCHES.get(op, "")
+    if shape.get(switch, 0.0) not in (0.0, 1.0):
+        return f"{op}: {switch} {shape[switch]:g} is neither 0 nor 1"
+    if op == "conv2d" and shape.get("stride", 1.0) < 1.0:
+        return f"conv2d: stride {shape['stride']:g} is below 1"
     for whole, part in pairs.get(op, ()):
         if shape.get(part, 0.0) > 0.0 and shape[whole] % shape[part]:
             return f"{op}: {part} {shape[part]:g} does not divide {whole} {shape[whole]:g}"

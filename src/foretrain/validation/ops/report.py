@@ -184,6 +184,7 @@ def render(results: Sequence[OpResult]) -> str:
             f"{percent(total.median)}, bias {signed(total.bias)}, {percent(total.in_band)} inside "
             "the 90 % interval."
         )
+    lines += _uncompared(priced)
     lines.append("")
     keys = ("op", "dtype", "device", "kernel")
     rows: list[tuple[tuple[str, ...], OpStats]] = []
@@ -198,11 +199,34 @@ def render(results: Sequence[OpResult]) -> str:
         lines += ["", "Assumed (not stated in the table):"]
         lines += [f"  {count:6,d}  {words}" for words, count in assumed.most_common(20)]
     for status, title in (("unsupported", "Not priced:"), ("error", "Faults of foretrain:")):
-        reasons = Counter(r.outcome.reason for r in results if r.outcome.status == status)
-        if reasons:
-            lines += ["", title]
-            lines += [f"  {count:6,d}  {reason}" for reason, count in reasons.most_common(20)]
+        lines += _left_out([r for r in results if r.outcome.status == status], title)
     return "\n".join(lines)
+
+
+def _uncompared(priced: Sequence[OpResult]) -> list[str]:
+    """Says which rows have a price and nothing to compare it with."""
+    without = [result for result in priced if result.measured_s is None]
+    if not without:
+        return []
+    return [
+        f"{len(without):,} priced rows are not compared: no latency_us above zero and of at most "
+        f"an hour ({_first_ids(without)})."
+    ]
+
+
+def _left_out(results: Sequence[OpResult], title: str) -> list[str]:
+    """Returns the reasons of rows without a price, the most frequent first, with their ids."""
+    by_reason: dict[str | None, list[OpResult]] = {}
+    for result in results:
+        by_reason.setdefault(result.outcome.reason, []).append(result)
+    often = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    lines = [f"  {len(rows):6,d}  {why} ({_first_ids(rows)})" for why, rows in often[:20]]
+    return ["", title, *lines] if lines else []
+
+
+def _first_ids(results: Sequence[OpResult], most: int = 3) -> str:
+    names = ", ".join(result.outcome.row.id for result in results[:most])
+    return f"ids {names}{', ...' if len(results) > most else ''}"
 
 
 def _table(keys: Sequence[str], rows: Sequence[tuple[tuple[str, ...], OpStats]]) -> list[str]:
