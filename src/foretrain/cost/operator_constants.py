@@ -133,7 +133,7 @@ def _odd_numbers(values: Mapping[str, object]) -> Iterator[str]:
     """Yields which number of an entry lies outside its range, and what in a table is no number."""
     for path, role, value in _leaves(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            if len(path) > 1 and path[0] not in _OF_OTHERS and not _is_switch(path[-1], value):
+            if len(path) > 1 and path[0] not in _OF_OTHERS and not _is_other(path[-1], value):
                 yield f"{'.'.join(path)!r} is no number"
             continue
         name = path[-1] if len(path) == 1 else ".".join(path)
@@ -150,7 +150,11 @@ def _odd_numbers(values: Mapping[str, object]) -> Iterator[str]:
             yield f"{name!r} is {number:g}, and must lie between {low:g} and {high:g}"
 
 
-def _is_switch(key: str, value: object) -> bool:
+def _is_other(key: str, value: object) -> bool:
+    """Whether a key of a nested table rightly holds no number: a switch, a range of head counts."""
+    if key == "heads" and isinstance(value, list):
+        ends = cast("list[object]", value)
+        return len(ends) == 2 and all(isinstance(x, int | float) and 0 < x < MOST for x in ends)
     return key == "skips" and isinstance(value, bool)
 
 
