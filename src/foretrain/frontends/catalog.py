@@ -38,6 +38,20 @@ def aliases() -> Mapping[str, str]:
     return {alias: name for alias, name in _names().items() if alias != name}
 
 
+_LIST = "`foretrain catalog models`"
+#: How names of well-known models begin that no entry has -> what they are.
+NOT_MODELLED = {
+    **dict.fromkeys(
+        ("mixtral", "deepseek-v", "deepseek-r", "deepseek-moe", "dbrx", "grok", "gpt-oss", "olmoe",
+         "arctic", "llama-4", "qwen3-30b", "qwen3-235b", "phi-3.5-moe", "switch-", "glm-4.5",
+         "kimi", "minimax"),
+        "mixture-of-experts",
+    ),
+    **dict.fromkeys(("mamba", "jamba", "falcon-mamba", "rwkv"), "state-space and recurrent"),
+    **dict.fromkeys(("stable-diffusion", "sdxl", "flux", "dit-"), "diffusion"),
+}  # fmt: skip
+
+
 def find_model(name: str) -> Model:
     """Returns the model called `name`.
 
@@ -60,8 +74,13 @@ def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
         return Problem(
             what="ambiguous model name", where="model", value=name, allowed=", ".join(near)
         )
+    short = name.lower().rpartition("/")[2]
+    kind = next((kind for start, kind in NOT_MODELLED.items() if short.startswith(start)), "")
+    if kind and not found:
+        what = f"{kind} models come with a later version"
+        return Problem(what=what, where="model", value=name, way_out=f"{_LIST} lists what there is")
     hint = f"did you mean {near[0]!r}?" if near else nearest(name, _names())
-    ways = "`foretrain catalog models` lists all; a Hugging Face config.json or an inline model"
+    ways = f"{_LIST} lists all; a Hugging Face config.json or an inline model"
     return Problem(
         what="unknown model",
         where="model",

@@ -25,7 +25,13 @@ from foretrain.run.given_tree import adopt_tree, check_tree
 from foretrain.run.lookups import read_table_optimizer, with_lookups
 from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
-from foretrain.run.precision import PURE, check_precision, expand_precision, read_precision
+from foretrain.run.precision import (
+    PURE,
+    check_precision,
+    expand_precision,
+    odd_roles,
+    read_precision,
+)
 from foretrain.run.spec import RunSpec, Training
 from foretrain.run.stacks import USUAL_STACK, load_stack, usual_stack
 from foretrain.run.values import Section
@@ -256,6 +262,7 @@ def _training(
         where, value = "training.precision", words.precision
         fields.refuse([Problem(what=what, where=where, value=value)], PlanError)
         return None
+    fields.refuse(odd_roles(roles), PlanError)
     return Training(
         sequence=words.sequence,
         target_sequence=words.target_sequence,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from foretrain.errors import Problem, nearest
+from foretrain.graph.precision import LOW as NARROW
 from foretrain.graph.precision import REMAINDER, Precision
 from foretrain.hardware.device import Device
 from foretrain.run.aliases import PRECISION_SYNONYMS
@@ -71,6 +72,29 @@ def check_precision(word: str, roles: Mapping[str, str], device: Device) -> list
     allowed = ", ".join(d for d in COMPUTE_DTYPES if device.supports(d))
     what, where = f"{device.name} does not compute in this precision", "training.precision"
     return [Problem(what=what, where=where, value=dtype, allowed=allowed)]
+
+
+def odd_roles(found: Precision) -> list[Problem]:
+    """Returns what no software can keep: a remainder of other weights than bf16, narrow weights.
+
+    A remainder is the lower half of an fp32 number whose upper half is the bf16 weight; weights in
+    8 or 4 bits are what products of that format read.
+    """
+    problems: list[Problem] = []
+    where = "training.precision"
+    if found.master == REMAINDER and found.weight != "bf16":
+        what = "a master copy of remainders needs bf16 weights"
+        way_out = "leave master out, or set weight: bf16"
+        problems.append(
+            Problem(what=what, where=f"{where}.master", value=found.weight, way_out=way_out)
+        )
+    if found.weight in NARROW and found.compute not in NARROW:
+        what = f"weights in {found.weight} beside computation in {found.compute}"
+        way_out = f"compute in {found.weight} too, or leave weight out"
+        problems.append(
+            Problem(what=what, where=f"{where}.weight", value=found.weight, way_out=way_out)
+        )
+    return problems
 
 
 def preset_precision(word: str, preset: str) -> dict[str, str] | None:

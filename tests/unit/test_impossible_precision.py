@@ -1,0 +1,56 @@
+"""Precisions that no software keeps, and models of classes that are not modelled, are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrain.errors import CatalogError, InputError
+from foretrain.frontends.catalog import find_model
+from foretrain.run.load import load_run
+
+
+def run(precision, preset="megatron", stack="megatron-te"):
+    return load_run(
+        {
+            "model": "llama-3-8b",
+            "training": {"sequence": 4096, "global_batch": 8, "precision": precision},
+            "plan": {"preset": preset},
+            "cluster": "1x8 h100-sxm",
+            "stack": stack,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        {"compute": "fp32", "master": "remainder"},
+        {"compute": "fp16", "master": "remainder"},
+        {"compute": "bf16", "weight": "fp32", "master": "remainder"},
+        {"compute": "bf16", "weight": "fp8"},
+    ],
+)
+def test_a_precision_that_nothing_keeps_is_refused(precision):
+    with pytest.raises(InputError, match="bf16 weights|beside computation"):
+        run(precision)
+
+
+def test_a_preset_with_fp32_weights_has_no_remainders():
+    with pytest.raises(InputError, match="needs bf16 weights"):
+        run({"compute": "bf16", "master": "remainder"}, preset="ddp", stack="pytorch-eager")
+    assert run({"compute": "bf16", "master": "remainder"}).training.roles.master == "remainder"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mixtral-8x7b", "mixture-of-experts"),
+        ("deepseek-ai/DeepSeek-V3", "mixture-of-experts"),
+        ("mamba-2.8b", "state-space"),
+        ("stable-diffusion-xl", "diffusion"),
+    ],
+)
+def test_a_model_of_another_class_is_called_that_and_not_mistaken(name, kind):
+    with pytest.raises(CatalogError, match=kind) as error:
+        find_model(name)
+    assert "did you mean" not in str(error.value)
