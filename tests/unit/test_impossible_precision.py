@@ -31,7 +31,7 @@ def run(precision, preset="megatron", stack="megatron-te"):
     ],
 )
 def test_a_precision_that_nothing_keeps_is_refused(precision):
-    with pytest.raises(InputError, match="bf16 weights|beside computation"):
+    with pytest.raises(InputError, match=r"bf16 weights|beside computation"):
         run(precision)
 
 
