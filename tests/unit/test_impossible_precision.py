@@ -54,3 +54,12 @@ def test_a_model_of_another_class_is_called_that_and_not_mistaken(name, kind):
     with pytest.raises(CatalogError, match=kind) as error:
         find_model(name)
     assert "did you mean" not in str(error.value)
+
+
+def test_what_a_stack_decides_at_great_cost_is_listed_as_assumed():
+    separate = run("bf16", preset="deepspeed", stack="deepspeed").assumptions
+    assert any("attention in separate kernels" in line for line in separate)
+    assert not any("attention in separate kernels" in line for line in run("bf16").assumptions)
+    fp8 = run("fp8", stack="nemo")
+    kept = any(line.startswith("weights kept in fp8") for line in fp8.assumptions)
+    assert kept == (fp8.training.roles.weight == "fp8")

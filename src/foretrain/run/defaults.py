@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec
+from foretrain.graph.precision import LOW, Precision
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan, Recompute
 
@@ -136,6 +137,23 @@ def pad_vocabulary(spec: Model, plan: Plan) -> tuple[Model, list[str]]:
         f"{plan.tp}, as preset {plan.preset} does)"
     )
     return replace(spec, vocab=padded, vocab_unpadded=own), [line]
+
+
+def stack_lines(
+    spec: Model, stack: Stack, precision: Precision, given: Collection[str]
+) -> list[str]:
+    """Returns what a stack decides that costs much and is easily overlooked.
+
+    `given`: roles whose dtype the run states.
+    """
+    lines: list[str] = []
+    if isinstance(spec, ModelSpec) and stack.attention == "unfused":
+        lines.append(
+            f"attention in separate kernels, scores written to memory, as stack {stack.name} does"
+        )
+    if precision.weight in LOW and "weight" not in given:
+        lines.append(f"weights kept in {precision.weight} (stack {stack.name})")
+    return lines
 
 
 def plan_warnings(

@@ -18,6 +18,7 @@ from foretrain.run.defaults import (
     pad_vocabulary,
     plan_warnings,
     settle_plan,
+    stack_lines,
     usual_optimizer,
 )
 from foretrain.run.fields import Fields, collect_fields
@@ -104,6 +105,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
+    lines += stack_lines(model, stack, training.roles, words.roles)
     if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
         stack = replace(stack, autocast_bytes={})
     dp = data_parallel(plan, cluster.world_size)
