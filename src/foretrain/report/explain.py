@@ -35,7 +35,9 @@ def explain(run: RunSpec, stage: str, what: str | None = None) -> str:
         return graph_part(graph_text(compile_run(run).graph), what)
     if stage == "plan":
         # the preset beside the tree keeps what it decides elsewhere: stack, precision, padding
-        return f"preset: {run.plan.preset}\n{tree_text(compile_run(run).tree)}"
+        pages = run.plan.expandable_segments
+        more = "" if pages is None else f"expandable_segments: {str(pages).lower()}\n"
+        return f"preset: {run.plan.preset}\n{more}{tree_text(compile_run(run).tree)}"
     if stage == "program":
         return program_text(compile_run(run).program, what)
     if stage == "cost":

@@ -48,6 +48,9 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
         "schedule": tree.schedule.kind,
         "stages": tree.schedule.stages,
         "in_flight": tree.schedule.in_flight,
+        "offload": tree.runtime.offload,
+        "optimizer_offload_fraction": tree.runtime.offload_fraction,
+        "cpu_offloading_num_layers": tree.runtime.offload_layers,
     }
     for key, value in found.items():
         stated = getattr(plan, key)
@@ -63,6 +66,12 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
 def check_tree(tree: StrategyTree, *, num_devices: int, accumulation: int) -> list[Problem]:
     """Returns what does not agree between a tree and the cluster or the batch."""
     problems: list[Problem] = []
+    repeated = [n for n in tree.nodes if n.recompute not in (None, "none")]
+    if tree.runtime.offload_layers and repeated:
+        what = "activations on the host do not go with recompute"
+        way_out = "take recompute out of the node, or set runtime.offload_layers to 0"
+        where, value = "plan.tree", repeated[0].pattern
+        problems.append(Problem(what=what, where=where, value=value, way_out=way_out))
     if tree.mesh.world_size != num_devices:
         what = f"the mesh has {tree.mesh.world_size} ranks, the cluster {num_devices} devices"
         problems.append(Problem(what=what, where="plan.tree"))

@@ -105,6 +105,9 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
+    if training.optimizer == "none" and plan.offload == "optimizer" and tree is None:
+        plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
+        warnings.append("plan.offload has no effect: the optimizer is none")
     lines += stack_lines(model, stack, training.roles, words.roles)
     if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
         stack = replace(stack, autocast_bytes={})

@@ -99,7 +99,7 @@ def _fraction(section: Section) -> float:
     value = section.number(key)
     if value is None:
         return 1.0
-    if not 0.0 < value <= 1.0:
+    if value > 1.0:
         section.refuse(key, "must be a share", value, "above 0, up to 1")
     elif _offload(section) != "optimizer":
         section.refuse(key, "goes with offload: optimizer", value, way_out="add offload: optimizer")

@@ -50,7 +50,8 @@ class Section:
             return None
         number = as_number(value)
         if number is None or number <= above:
-            return self.refuse(key, "must be a number", value, f"a finite number > {above:g}")
+            what = "must be a number" if number is None else f"must be above {above:g}"
+            return self.refuse(key, what, value, f"a finite number > {above:g}")
         return number
 
     def flag(self, key: str) -> bool | None:

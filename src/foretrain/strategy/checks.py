@@ -113,7 +113,8 @@ def check_activation_offload(spec: Model, plan: Plan) -> list[Problem]:
     if plan.pp > 1:
         what = "activations on the host do not go with pipeline stages"
         problems.append(Problem(what=what, where=where, value=count, way_out="use pp 1"))
-    if plan.recompute.mode != "none":
+    words = (plan.recompute.mode, *(node.get("recompute") for node in plan.overrides.values()))
+    if any(word not in (None, "none") for word in words):
         what = "activations on the host do not go with recompute"
         way_out = "use recompute: none, or leave cpu_offloading_num_layers out"
         problems.append(Problem(what=what, where=where, value=count, way_out=way_out))

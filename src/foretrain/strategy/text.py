@@ -11,7 +11,7 @@ import yaml
 
 from foretrain.errors import PlanError, Problem
 from foretrain.mesh import AXES, Mesh
-from foretrain.strategy.plan import SCHEDULES
+from foretrain.strategy.plan import OFFLOAD, SCHEDULES
 from foretrain.strategy.presets import convert_form, node_from_mapping
 from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
 
@@ -119,6 +119,13 @@ def _wrong_values(form: _TreeForm) -> list[Problem]:
         (all(b is None or 0 < b < inf for b in buckets), "runtime.bucket_bytes", list(buckets),
          "a finite number > 0, or null"),
         (runtime.prefetch >= 0, "runtime.prefetch", runtime.prefetch, ">= 0"),
+        (runtime.offload in OFFLOAD, "runtime.offload", runtime.offload, ", ".join(OFFLOAD)),
+        (0.0 < runtime.offload_fraction <= 1.0, "runtime.offload_fraction",
+         runtime.offload_fraction, "above 0, up to 1"),
+        (runtime.offload_fraction == 1.0 or runtime.offload == "optimizer",
+         "runtime.offload_fraction", runtime.offload_fraction, "1 unless offload is optimizer"),
+        (runtime.offload_layers >= 0, "runtime.offload_layers", runtime.offload_layers, ">= 0"),
+        (runtime.staged_buckets >= 0.0, "runtime.staged_buckets", runtime.staged_buckets, ">= 0"),
         (set(form.data_axes) <= set(AXES), "data_axes", list(form.data_axes), ", ".join(AXES)),
     )  # fmt: skip
     return [
