@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrain.errors import CatalogError, InputError
-from foretrain.frontends.catalog import find_model
+from foretrain.frontends.catalog import aliases, find_model
 from foretrain.run.load import load_run
 
 
@@ -45,6 +45,11 @@ def test_a_preset_with_fp32_weights_has_no_remainders():
     ("name", "kind"),
     [
         ("mixtral-8x7b", "mixture-of-experts"),
+        ("mistral-8x22b", "mixture-of-experts"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mixture-of-experts"),
+        ("qwen2-57b-a14b", "mixture-of-experts"),
+        ("olmoe-1b-7b", "mixture-of-experts"),
+        ("zamba2-7b", "state-space"),
         ("deepseek-ai/DeepSeek-V3", "mixture-of-experts"),
         ("mamba-2.8b", "state-space"),
         ("stable-diffusion-xl", "diffusion"),
@@ -63,3 +68,16 @@ def test_what_a_stack_decides_at_great_cost_is_listed_as_assumed():
     fp8 = run("fp8", stack="nemo")
     kept = any(line.startswith("weights kept in fp8") for line in fp8.assumptions)
     assert kept == (fp8.training.roles.weight == "fp8")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("lama-3-8b", "llama-3-8b"), ("foobarnet", None)])
+def test_only_a_name_of_the_same_family_is_proposed(name, meant):
+    with pytest.raises(CatalogError) as error:
+        find_model(name)
+    assert ("did you mean" in str(error.value)) == (meant is not None)
+    assert meant is None or meant in str(error.value)
+
+
+def test_no_model_of_the_catalog_looks_like_one_that_is_not_modelled():
+    for name in aliases():
+        assert find_model(name)

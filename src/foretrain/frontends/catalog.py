@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -38,18 +39,16 @@ def aliases() -> Mapping[str, str]:
     return {alias: name for alias, name in _names().items() if alias != name}
 
 
+#: Share of letters in common from which the first word of a name may be a misspelt one.
+ALIKE = 0.75
 _LIST = "`foretrain catalog models`"
-#: How names of well-known models begin that no entry has -> what they are.
+#: Names of models that no stage knows -> what they are: 8x7b and a3b (active parameters) by form.
 NOT_MODELLED = {
-    **dict.fromkeys(
-        ("mixtral", "deepseek-v", "deepseek-r", "deepseek-moe", "dbrx", "grok", "gpt-oss", "olmoe",
-         "arctic", "llama-4", "qwen3-30b", "qwen3-235b", "phi-3.5-moe", "switch-", "glm-4.5",
-         "kimi", "minimax"),
-        "mixture-of-experts",
-    ),
-    **dict.fromkeys(("mamba", "jamba", "falcon-mamba", "rwkv"), "state-space and recurrent"),
-    **dict.fromkeys(("stable-diffusion", "sdxl", "flux", "dit-"), "diffusion"),
-}  # fmt: skip
+    r".*\d+x\d+|.*-a\d+(\.\d+)?b\b|.*moe|deepseek-[vr]\d|dbrx|grok|gpt-oss|arctic|llama-4|kimi|"
+    r"minimax|switch": "mixture-of-experts",
+    r".*mamba|zamba|jamba|rwkv": "state-space and recurrent",
+    r"stable-diffusion|sdxl|flux|dit-": "diffusion",
+}
 
 
 def find_model(name: str) -> Model:
@@ -75,11 +74,12 @@ def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
             what="ambiguous model name", where="model", value=name, allowed=", ".join(near)
         )
     short = name.lower().rpartition("/")[2]
-    kind = next((kind for start, kind in NOT_MODELLED.items() if short.startswith(start)), "")
+    kind = next((kind for form, kind in NOT_MODELLED.items() if re.match(form, short)), "")
     if kind and not found:
         what = f"{kind} models come with a later version"
         return Problem(what=what, where="model", value=name, way_out=f"{_LIST} lists what there is")
-    hint = f"did you mean {near[0]!r}?" if near else nearest(name, _names())
+    alike = {known for known in _names() if _same_family(known, short)}
+    hint = f"did you mean {near[0]!r}?" if near else nearest(name, alike)
     ways = f"{_LIST} lists all; a Hugging Face config.json or an inline model"
     return Problem(
         what="unknown model",
@@ -87,6 +87,12 @@ def _unknown(name: str, wanted: tuple[str, ...], found: list[str]) -> Problem:
         value=name,
         way_out=f"{hint} {ways} ({{family: ..., layers: ...}}) will do as well".strip(),
     )
+
+
+def _same_family(one: str, other: str) -> bool:
+    """Whether the letters that two names begin with are alike, a slip of the pen apart."""
+    first, second = (re.sub(r"[^a-z].*", "", name.lower()) for name in (one, other))
+    return SequenceMatcher(None, first, second).ratio() >= ALIKE
 
 
 def resolve_model(value: object, *, folder: Path | None = None) -> Model:
