@@ -9,7 +9,8 @@ launch under way is host. After the last task it is bubble or waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from foretrain.simulator.expand import Expanded, TaskInfo
 from foretrain.simulator.result import TimeParts
@@ -28,13 +29,52 @@ class Booked(dict[str, float]):
             self[cause] = self.get(cause, 0.0) + seconds
 
 
+@dataclass(slots=True, kw_only=True)
+class _Device:
+    """What booking one device needs: `before` is the task before each on the same stream.
+
+    `ways` are the parts of long messages in which they hold no link.
+    """
+
+    expanded: Expanded
+    played: Played
+    before: Mapping[int, int | None]
+    ways: Collection[int]
+    pipeline: bool
+    booked: Booked
+
+    def waits_for(self, task: int) -> list[int]:
+        """Returns what a task waits for: dependencies, and for communication its stream.
+
+        Of communication only what is on this device: it starts when the last member is ready.
+        """
+        graph = self.expanded.graph
+        if graph.kind[task] != COMM or task not in self.before:
+            return list(graph.preds[task])
+        queued = self.before[task]
+        own = [p for p in graph.preds[task] if p in self.before]
+        return own if queued is None else [*own, queued]
+
+    def ready_s(self, task: int) -> float:
+        """Returns when this device could have begun a communication that waits for others too."""
+        own = self.waits_for(task) if task in self.before else ()
+        return max((self.played.finish_s[p] for p in own), default=0.0)
+
+
 def book_device(expanded: Expanded, played: Played, device: int, *, pipeline: bool) -> Booked:
     """Returns the causes of one device; they sum to the makespan."""
     booked = Booked()
+    here = _Device(
+        expanded=expanded,
+        played=played,
+        before=_predecessors(expanded, device),
+        ways=set(expanded.travels.values()),
+        pipeline=pipeline,
+        booked=booked,
+    )
     clock = 0.0
-    before = _predecessors(expanded, device)
     for task in _stream_tasks(expanded, device, "compute"):
-        _book_gap(booked, expanded, played, task, clock, before, pipeline=pipeline)
+        _book_gap(here, task, clock)
         _book_run(booked, expanded.info[task], played, task)
         clock = max(clock, played.finish_s[task])
     end = played.makespan_s
@@ -91,25 +131,13 @@ def _book_run(booked: Booked, info: TaskInfo, played: Played, task: int) -> None
         booked.book(cause, seconds * part / total if total > 0 else 0.0)
 
 
-def _book_gap(
-    booked: Booked,
-    expanded: Expanded,
-    played: Played,
-    task: int,
-    clock: float,
-    before: Mapping[int, int | None],
-    *,
-    pipeline: bool,
-) -> None:
-    """Books [clock, start of task] by walking back along what let the task go.
-
-    That is a task it depends on, or for communication the one before it on its stream.
-    """
-    end = played.start_s[task]
+def _book_gap(here: _Device, task: int, clock: float) -> None:
+    """Books [clock, start of task] by walking back along what let the task go."""
+    expanded, played, booked = here.expanded, here.played, here.booked
     graph = expanded.graph
-    ways = set(expanded.travels.values())
+    end = played.start_s[task]
     while end > clock:
-        blocker = _blocker(expanded, played, task, before)
+        blocker = max(here.waits_for(task), key=lambda p: played.finish_s[p], default=None)
         if blocker is None or played.finish_s[blocker] <= clock:
             booked.book("wait" if graph.kind[task] == COMM else "other", end - clock)
             return
@@ -122,44 +150,15 @@ def _book_gap(
             booked.book("host", end - begin)
         elif graph.kind[blocker] == COMM:
             booked.book(info.category, end - begin)
-            way = blocker in ways
-            if not way and (info.category == "pp" or blocker in expanded.across):
-                late_stage = pipeline or info.category == "pp"
-                ready = _ready_here(expanded, played, blocker, before)
-                ready = max(clock, min(begin, ready))
-                booked.book("bubble" if late_stage else "wait", begin - ready)
+            late = info.category == "pp"
+            if blocker not in here.ways and (late or blocker in expanded.across):
+                ready = max(clock, min(begin, here.ready_s(blocker)))
+                booked.book("bubble" if here.pipeline or late else "wait", begin - ready)
                 begin = ready
         else:
             booked.book("other", end - begin)
         end = begin
         task = blocker
-
-
-def _blocker(
-    expanded: Expanded, played: Played, task: int, before: Mapping[int, int | None]
-) -> int | None:
-    """Returns the task that ended last of those that a task had to wait for on this device."""
-    graph = expanded.graph
-    preds = list(graph.preds[task])
-    if graph.kind[task] == COMM and task in before:
-        preds = _here(expanded, task, before)
-    return max(preds, key=lambda p: played.finish_s[p], default=None)
-
-
-def _here(expanded: Expanded, task: int, before: Mapping[int, int | None]) -> list[int]:
-    """Returns what a communication waits for on this device: dependencies, its stream."""
-    queued = before[task]
-    own = [p for p in expanded.graph.preds[task] if p in before]
-    return own if queued is None else [*own, queued]
-
-
-def _ready_here(
-    expanded: Expanded, played: Played, task: int, before: Mapping[int, int | None]
-) -> float:
-    """Returns when this device could have begun a communication that waits for others too."""
-    if task not in before:
-        return 0.0
-    return max((played.finish_s[p] for p in _here(expanded, task, before)), default=0.0)
 
 
 def time_parts(booked: Booked) -> TimeParts:
