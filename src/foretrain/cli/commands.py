@@ -93,8 +93,7 @@ def _calibrated(calibration: Sequence[str], runs: Sequence[RunSpec]) -> Generato
 
     files = read_files(calibration)
     used = sorted({run.cluster.device.name for run in runs})
-    for path in calibration:
-        made_for = read_files([path]).devices() if len(calibration) > 1 else files.devices()
+    for path, made_for in files.made_for.items():
         for name in used:
             if made_for and not any(fnmatchcase(name, pattern) for pattern in made_for):
                 devices = ", ".join(sorted(made_for))

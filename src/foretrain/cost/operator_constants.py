@@ -95,13 +95,13 @@ def _fault(kind: str, entry: object) -> str:
     devices = values.get("devices")
     if not isinstance(devices, list) or not devices:
         return "'devices' lists no device"
-    reason = _odd_names(values) or next(_odd_numbers(values), "")
-    if reason:
-        return reason
     if values.get("calibrated", True) is not True:
         return "'calibrated' can only be true"
     if "residual" in values and not (values.get("calibrated") and has_residual(values["residual"])):
         return f"'residual' is {values['residual']!r}, which names no shipped one: leave it out"
+    reason = _odd_names(values) or next(_odd_numbers(values), "")
+    if reason:
+        return reason
     shipped = _like(kind, values)
     if not shipped:
         return "no shipped entry has this form"
@@ -133,7 +133,7 @@ def _odd_numbers(values: Mapping[str, object]) -> Iterator[str]:
     """Yields which number of an entry lies outside its range, and what in a table is no number."""
     for path, role, value in _leaves(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            if len(path) > 1 and path[0] not in _OF_OTHERS and not _is_other(path[-1], value):
+            if len(path) > 1 and not _is_other(path[-1], value):
                 yield f"{'.'.join(path)!r} is no number"
             continue
         name = path[-1] if len(path) == 1 else ".".join(path)
@@ -158,10 +158,6 @@ def _is_other(key: str, value: object) -> bool:
     return key == "skips" and isinstance(value, bool)
 
 
-#: Checked where they are read.
-_OF_OTHERS = ("residual", "calibrated")
-
-
 def _leaves(
     values: Mapping[str, object], path: tuple[str, ...] = (), role: str = ""
 ) -> Iterator[tuple[tuple[str, ...], str, object]]:
@@ -184,7 +180,7 @@ def _odd_sizes(values: Mapping[str, object], path: str = "") -> str:
         if not (size.isascii() and size.isdecimal() and int(size) > 0):
             return f"'{path}e' names {size!r}, which is no size of a head"
     for key, value in values.items():
-        if not isinstance(value, dict) or key in ("e", *_OF_OTHERS):
+        if not isinstance(value, dict) or key == "e":
             continue
         table = cast("dict[str, object]", value)
         inner = table if key == "dim" else {key: table}

@@ -1,4 +1,4 @@
-"""What tables of measurements say beyond a formula: boosted trees over the formula's own terms.
+"""What tables of measurements say beyond a formula: boosted trees over shape and fill of a device.
 
 A formula of a dozen constants is smooth where a library switches between dozens of kernels. Where a
 device and a kernel were measured on thousands of shapes, the logarithm of measured over predicted

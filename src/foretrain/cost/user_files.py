@@ -16,16 +16,14 @@ from foretrain.cost.user_calibration import UserCalibration, measured_by_user, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFiles:
-    """Constants of operators by table of the catalog, and curves of collectives."""
+    """Constants of operators by table of the catalog, and curves of collectives.
+
+    `made_for`: file -> patterns of the devices that its constants of operators are made for.
+    """
 
     entries: Entries
     network: UserCalibration
-
-    def devices(self) -> set[str]:
-        """Returns the patterns of devices that the constants of operators are made for."""
-        return {
-            name for items in self.entries.values() for item in items for name in item["devices"]
-        }
+    made_for: Mapping[str, frozenset[str]]
 
 
 def read_files(paths: Sequence[str | Path]) -> UserFiles:
@@ -39,9 +37,14 @@ def read_files(paths: Sequence[str | Path]) -> UserFiles:
     """
     entries: dict[str, list[Mapping[str, Any]]] = {}
     curves: dict[tuple[object, ...], list[MeasuredCurve]] = {}
+    made_for: dict[str, frozenset[str]] = {}
     sources: list[str] = []
     for path in map(Path, paths):
-        for table, items in read_operators(path).items():
+        own = read_operators(path)
+        made_for[str(path)] = frozenset(
+            name for items in own.values() for item in items for name in item["devices"]
+        )
+        for table, items in own.items():
             entries[table] = [*items, *entries.get(table, [])]
         here: dict[tuple[object, ...], list[MeasuredCurve]] = {}
         for curve in read_calibration(path).curves:
@@ -50,7 +53,7 @@ def read_files(paths: Sequence[str | Path]) -> UserFiles:
         curves.update(here)
     kept = tuple(curve for group in curves.values() for curve in group)
     network = UserCalibration(curves=kept, path=", ".join(sources))
-    return UserFiles(entries=entries, network=network)
+    return UserFiles(entries=entries, network=network, made_for=made_for)
 
 
 def _measured_on(curve: MeasuredCurve) -> tuple[object, ...]:

@@ -7,7 +7,7 @@
     t_c  = max(W tile f span, a tile f (L + k0)) SM / (P e_D d)          f = 2 d_qk + 2 d_v
     d    = (1 + F / (P 1 ms)) ** -p        long kernels run at a lower clock; F: FLOP of the event
     t_m  = batch bytes(q, k, v, o) / (B e_b)
-    T    = t0 + max(t_c, t_m) + g min(t_c, t_m) + batch s_q token_bytes / (B COPY)
+    T    = t0 + max(t_c, t_m) + g min(t_c, t_m) + batch s_q token_bytes / (B copy_share)
 
 The second term of t_c is the longest row of one head, which cannot be split; a is the time of a
 lone tile over its share of a full SM, which holds several. token_bytes: what an engine moves of
@@ -41,8 +41,6 @@ Array = NDArray[np.float64]
 TILE = 128.0
 #: Sequence from which the narrower interval holds.
 LONG = 2048.0
-#: Share of the bandwidth at which an engine moves the latents of tokens to its cache.
-COPY = 0.75
 BACKWARD_FLOPS = 2.5
 #: Cases with constants of their own -> cases whose constants stand in before the entry's own.
 STAND_IN: Mapping[str, tuple[str, ...]] = {"full_backward": ("causal_backward",)}
@@ -103,7 +101,8 @@ def attention_seconds(
     moved = work * element_bytes * shape["batch"] * rows
     memory = moved / (bandwidth * float(constants["e_b"]))
     low, high = np.minimum(compute, memory), np.maximum(compute, memory)
-    beside = shape["batch"] * s_q * float(constants.get("token_bytes", 0.0)) / (bandwidth * COPY)
+    latents = shape["batch"] * s_q * float(constants.get("token_bytes", 0.0))
+    beside = latents / (bandwidth * float(load("attention")["rules"]["copy_share"]))
     return float(constants["t0_us"]) * 1e-6 + high + float(constants["g"]) * low + beside
 
 
