@@ -33,6 +33,8 @@ from foretrain.validation.ops.table import read_ops
 SIZES = (0.0, 1e6, 16e6, 64e6, 1e13)
 #: A convolution of more is decided by its kernel, which is known to 20 % only.
 SHORT_US = 150.0
+#: Calls of a host that is slower by more than at the first one take no part.
+FIRST_US = 30.0
 LAUNCH_US = 6.0  # `host_launch_us` of pytorch-eager
 
 
@@ -48,9 +50,14 @@ def calls(path: Path) -> pd.DataFrame:
             "bytes": [outcome.events[0].bytes for outcome in outcomes],
             "left_out": [is_left_out(shape_key(o.op, o.row.shape)) for o in outcomes],
             "us": [item.latency_us for item in items],
+            "host_us": [item.row.host_us or 0.0 for item in items],
             "kernel_us": 0.0,
         }
     )
+    # a host that grew slower with every call: the first ones, and as at the first of all
+    slower = frame.host_us - frame.groupby("device").host_us.transform("min")
+    frame["us"] -= slower
+    frame = frame[slower < FIRST_US].reset_index(drop=True)
     for (device, stack), index in frame.groupby(["device", "stack"]).groups.items():
         cluster = parse_cluster(f"1x1 {device}")
         model = build_cost_model(cluster, stack_of(str(stack))[0], warm=False)

@@ -189,7 +189,7 @@ TABLES: dict[str, Callable[[Path], pd.DataFrame]] = {
     "vidur_gemm": vidur_gemm,
 }
 COLUMNS = (
-    "id", "device", "op", "pass", "dtype", "stack", "launch_included", "latency_us",
+    "id", "device", "op", "pass", "dtype", "stack", "launch_included", "host_us", "latency_us",
     "b", "m", "n", "k", "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v",
     "causal", "window", "c", "h", "w", "r", "s", "stride", "padding", "groups", "oh", "ow",
     "tokens", "hidden", "ffn", "experts", "topk", "ep", "tp", "gated", "distribution", "rows",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from convolution import called_us, position
 from op_tables import AIC, DEEPBENCH, DTYPES, NEUSIGHT, SERVING, finish, read, write
 
 PREFILL = 16
@@ -255,12 +256,18 @@ def deepbench_conv(folder: Path) -> pd.DataFrame:
 
 
 def neusight_conv(folder: Path) -> pd.DataFrame:
-    """3x3 convolutions of PyTorch in fp32; each call is timed alone, launch included."""
+    """3x3 convolutions of PyTorch in fp32; each call is timed alone, launch included.
+
+    `host_us`: the host of this collection grew slower with every call (convolution.py).
+    """
     frame = read(folder, "neusight_conv2d_fp32").rename(
         columns={"B": "n", "Input_Channel": "c", "Output_Channel": "k", "Input_Size": "h",
                  "Kernel_Size": "r", "Stride": "stride", "Padding": "padding", "latency_ms": "ms"}
     )  # fmt: skip
-    frame = frame.assign(w=frame.h, s=frame.r, device=frame.gpu.map(NEUSIGHT), stack="torch_conv2d")
+    frame = frame.assign(
+        w=frame.h, s=frame.r, device=frame.gpu.map(NEUSIGHT), stack="torch_conv2d",
+        host_us=called_us(frame.gpu.map(NEUSIGHT).astype(str), position(frame.gpu)),
+    )  # fmt: skip
     return forward(_convolution(frame, "neusight_conv", launch_included=True, dtype="fp32"))
 
 

@@ -42,6 +42,8 @@ from foretrain.run.stacks import load_stack
 
 #: Numbers of heads that a head_dim with a table of its own must show.
 FEW_HEADS = 3
+#: A call of more times its host's time shows its kernel.
+SEEN = 1.3
 AIC = "NVIDIA aiconfigurator 0.12.0"
 #: Sizes of a convolution that bound where its residual acts.
 SIZES = ("n", "c", "h", "k", "r", "s", "stride", "groups")
@@ -199,13 +201,14 @@ def convolution_table(rows: pd.DataFrame, device: str, kind: str, kernel: str) -
         images = Images(**arrays, groups=np.ones(len(part)))
         times = convolution.column_times(images, dtype, str(way), machine)
         seconds = times.seconds / times.beyond
-        called = part.launch.to_numpy(float)  # the host first, then the kernel
-        launch_us = stack.host_op_us_by["conv2d"]
-        measured = part.ms.to_numpy(float) * 1e-3
+        measured, host = part.ms.to_numpy(float) * 1e-3, np.zeros(len(part))
+        if part.launch.any():  # the host first, then the kernel
+            host = convolution_study.called_us(part.gpu.map(lambda _: device), part["at"])
+            host = 1e-6 * host.to_numpy(float)
         parts.append({
             "features": convolution_features(images, str(way), machine.device.sm_count).T,
-            "predicted": seconds, "measured": measured - called * launch_us * 1e-6,
-            "known": (called == 0) | (measured > gemm_study.HOST_US * 1e-6),
+            "predicted": seconds, "measured": measured - host,
+            "known": measured > SEEN * host,
             "shape": part.key.to_numpy(str), "big": images.flops > convolution.BIG,
             **{f"size {n}": getattr(images, n) for n in SIZES},
         })  # fmt: skip

@@ -29,6 +29,7 @@ from foretrain.cost.compute.convolution_kernels import (
     least_seconds,
     narrow,
     winograd,
+    without_units,
 )
 from foretrain.cost.compute.features import convolution_features
 from foretrain.cost.compute.gemm_tiles import Rates
@@ -66,10 +67,12 @@ def conv_seconds(x: Images, direction: str, kernels: Kernels) -> tuple[Array, ND
         other, word = winograd(x, direction, rates, constants), "Winograd"
     else:
         vector, word = kernels.vector, "without tensor cores"
-        whole = filled(x)
-        odd = whole.flops > x.flops
+        whole, barred = filled(x), without_units(x, direction, constants)
+        odd = (whole.flops > x.flops) | barred
+        if constants.get("forced"):  # the caller fills the channels and names the algorithm
+            x, odd = whole, barred
         best, other = np.full((2, *odd.shape), np.inf)
-        units = ~odd if constants.get("whole_units") else np.ones(odd.shape, dtype=bool)
+        units = ~barred
         best[units] = direct(whole.part(units), direction, rates, constants, size)
         least = least_seconds(x, direction, vector.rates, vector.constants)
         odd &= least < best  # the others cannot win
@@ -285,6 +288,17 @@ def constants_for(machine: Machine, dtype: str) -> tuple[Constants, Mapping[str,
     product |= {name: rules[name] for name in same}
     product |= {name: rules[f"{name}_{kind}"] for name in ("input", "weight")}
     return found, product
+
+
+def call_seconds(machine: Machine, dtype: str) -> float | None:
+    """Returns the host's mean time until the launch of the calls that an entry was fitted to.
+
+    None of an entry that was fitted to kernels. Its collection grew slower with every call.
+    """
+    values = constants_for(machine, dtype)[1]
+    if "call_us" not in values:
+        return None
+    return 1e-6 * (float(values["call_us"]) + 0.5 * float(values["slower_us"]))
 
 
 def layout_seconds(x: Images, dtype: str, machine: Machine) -> Array:

@@ -8,13 +8,16 @@
     non-fused   Winograd F(4x4, 3x3): 36 products of n ceil(oh/4) ceil(ow/4) x k x c, and kernels
                 that transform image, filter and result through memory
     no units    tensor cores want channels in multiples of 8: else zeros fill them up, or vector
-                units run the direct GEMM (always, in entries with whole_units: cuDNN 7)
+                units run the direct GEMM
     narrow      fp32, up to 4 channels or filters: kernels without tiles, at the share `narrow` of
                 the peak, FLOP counted whole
 
 Winograd: 3x3, stride 1, fp32, no groups. A strided input gradient computes zeros: a of the two
 powers of the stride are left out, in entries with `phases` pixels without a tap too. A GEMM may run
-transposed. Groups with few channels are joined into block-diagonal products. Constants:
+transposed. Groups with few channels are joined into block-diagonal products. Kernels of cuDNN 7 for
+tensor cores run through the channels of a tap in pieces (`piece`, and `weight_piece` for both sides
+of a weight gradient, which it fills up), have tiles of their own per direction (`input_tiles`,
+`weight_tiles`) and bar some gradients (`most_taps`). Constants:
 catalog/calibration/convolution_fitted.toml, by studies/costs/convolution.py. Explained in
 docs/explain/costs.md.
 """
@@ -37,6 +40,8 @@ PACKS = (1, 2, 4, 8, 16, 32)
 UNIT = 8.0
 #: Channels or filters up to which kernels without tiles run.
 NARROW = 4.0
+#: Direction -> name of its constants.
+_WAYS = {"backward_input": "input", "backward_weight": "weight"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,30 +96,20 @@ def direct(
         size: bytes per element.
     """
     best = np.full(x.n.shape, np.inf)
+    way = _WAYS.get(direction, "forward")
+    inner = {**constants, "tiles": constants.get(f"{way}_tiles", constants.get("tiles", ""))}
     for pack in PACKS:
         fits = x.groups % pack == 0
         if fits.any():
-            view = _view(
-                x.part(fits),
-                direction,
-                pack,
-                float(constants["stride_power"]),
-                phases=bool(constants.get("phases", False)),
-            )
+            view = _own_view(x.part(fits), direction, pack, constants)
             moved = size * x.moved[fits]
-            best[fits] = np.minimum(best[fits], _product(view, rates, constants, moved))
+            best[fits] = np.minimum(best[fits], _product(view, rates, inner, moved))
     return best * _factor(direction, constants)
 
 
 def least_seconds(x: Images, direction: str, rates: Rates, constants: Mapping[str, Any]) -> Array:
     """Returns what `direct` takes at the least: its FLOP at the peak."""
-    view = _view(
-        x,
-        direction,
-        1,
-        float(constants["stride_power"]),
-        phases=bool(constants.get("phases", False)),
-    )
+    view = _own_view(x, direction, 1, constants)
     flops = 2.0 * view["b"] * view["m"] * view["n"] * view["k"]
     return flops / rates.peak * _factor(direction, constants)
 
@@ -145,28 +140,65 @@ def filled(x: Images) -> Images:
     return Images(**{**values, "c": c, "k": k})
 
 
+def without_units(x: Images, direction: str, constants: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Returns which gradients no tensor-core kernel of an entry with `most_taps` takes.
+
+    DeepBench on V100 and T4: weight gradients of filters with more taps, and gradients whose
+    padding is as large as the filter, last as long as on vector units.
+    """
+    if direction == "forward" or "most_taps" not in constants:
+        return np.zeros(x.n.shape, dtype=bool)
+    barred = (x.oh - 1.0) * x.stride + x.r - x.h >= 2.0 * x.r
+    if direction == "backward_weight":
+        barred |= x.r * x.s > float(constants["most_taps"])
+    return barred
+
+
 def _factor(direction: str, constants: Mapping[str, Any]) -> float:
-    name = {"backward_input": "input", "backward_weight": "weight"}.get(direction)
+    name = _WAYS.get(direction)
     return float(constants[name]) if name else 1.0
 
 
+def _own_view(
+    x: Images, direction: str, pack: int, constants: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Returns the GEMM of a direction as the kernels of an entry run it."""
+    return _view(
+        x,
+        direction,
+        pack,
+        float(constants["stride_power"]),
+        phases=bool(constants.get("phases", False)),
+        piece=float(constants.get("piece", 1.0)),
+        weight_piece=float(constants.get("weight_piece", 1.0)),
+    )
+
+
 def _view(
-    x: Images, direction: str, pack: int, stride_power: float, *, phases: bool = False
+    x: Images,
+    direction: str,
+    pack: int,
+    stride_power: float,
+    *,
+    phases: bool = False,
+    piece: float = 1.0,
+    weight_piece: float = 1.0,
 ) -> dict[str, Array]:
     """Returns the GEMM of a direction with `pack` groups joined.
 
-    With `phases` a strided gradient leaves out pixels that meet no tap.
+    With `phases` a strided gradient leaves out pixels that meet no tap. A kernel takes the channels
+    that it sums over (of a weight gradient: those of its columns) in pieces, tap by tap.
     """
     c, k, taps = x.c * pack, x.k * pack, x.r * x.s
     if direction == "backward_input":
         phase = taps / x.stride**stride_power  # taps that meet no zero, of a pixel on average
         pixels, least = x.n * x.h * x.w, 1.0 if phases else 0.0
         m, n = pixels * (np.minimum(1.0, phase) if phases else 1.0), c
-        depth = k * np.maximum(least, phase)
+        depth = _whole(k, piece) * np.maximum(least, phase)
     elif direction == "backward_weight":
-        m, n, depth = k, c * taps, x.n * x.oh * x.ow
+        m, n, depth = _whole(k, weight_piece), _whole(c, weight_piece) * taps, x.n * x.oh * x.ow
     else:
-        m, n, depth = x.n * x.oh * x.ow, k, c * taps
+        m, n, depth = x.n * x.oh * x.ow, k, _whole(c, piece) * taps
     return {"b": x.groups / pack, "m": m, "n": n, "k": np.maximum(1.0, depth)}
 
 

@@ -1,7 +1,7 @@
 """Reading measured operators: one row per kernel or call, CSV or Parquet.
 
 Columns (docs/reference/operator-tables.md): id, device, op, pass, dtype, stack, launch_included,
-latency_us, and the shape columns of the operator. Other columns are ignored.
+host_us, latency_us, and the shape columns of the operator. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from foretrain.errors import FileFormatError, InputError, Problem
 from foretrain.validation.rows import read_text
 
 #: Columns that are no shape; every other one that holds a number belongs to the shape.
-FIXED = ("id", "device", "op", "pass", "dtype", "stack", "launch_included", "latency_us")
+FIXED = ("id", "device", "op", "pass", "dtype", "stack", "launch_included", "host_us",
+         "latency_us")  # fmt: skip
 NEEDED = ("id", "device", "op", "latency_us")
 #: The shape columns of the format; "distribution" is a word or a number.
 SHAPE = (
@@ -43,6 +44,7 @@ class OpRow:
     """What was run. `part` is "forward", "backward", "full", "backward_input" or "..._weight".
 
     `shape` holds what the row states of SHAPE. `unreadable` names columns with bad content.
+    `host_us`: what the host took until the launch, where the source tells; None: the stack's.
     """
 
     id: str
@@ -54,6 +56,7 @@ class OpRow:
     launch_included: bool
     shape: Mapping[str, float]
     unreadable: tuple[str, ...] = ()
+    host_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +160,11 @@ def _item(name: str, line: Mapping[str, str]) -> MeasuredOp:
     included = line.get("launch_included", "").strip().lower()
     if included not in (*_TRUE, *_FALSE):
         bad.append(f"launch_included {included!r}")
+    host_us, text = None, line.get("host_us", "").strip()
+    if text and text.lower() not in ("nan", "none"):
+        host_us = _number(text)
+        if host_us is None or not 0 <= host_us <= MOST_US:
+            bad.append(f"host_us {text!r}")
     text = line.get("latency_us", "").strip()
     latency = _number(text)
     if text and latency is None:
@@ -169,6 +177,7 @@ def _item(name: str, line: Mapping[str, str]) -> MeasuredOp:
         dtype=line.get("dtype", "").strip().lower(),
         stack=line.get("stack", "").strip(),
         launch_included=included in _TRUE,
+        host_us=host_us,
         shape=shape,
         unreadable=tuple(bad),
     )
