@@ -55,7 +55,7 @@ def calls(path: Path) -> pd.DataFrame:
         }
     )
     # a host that grew slower with every call: the first ones, and as at the first of all
-    slower = frame.host_us - frame.groupby("device").host_us.transform("min")
+    slower = frame.host_us - frame.groupby(["device", "op"]).host_us.transform("min")
     frame["us"] -= slower
     frame = frame[slower < FIRST_US].reset_index(drop=True)
     for (device, stack), index in frame.groupby(["device", "stack"]).groups.items():
