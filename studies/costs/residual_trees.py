@@ -21,6 +21,8 @@ FOLDS = 5
 LEAST_ROWS, LEAST_SHAPES = 150, 6
 #: Size classes that have a band each; what a table lacks takes the widest of the others.
 CLASSES = 3
+#: Values of `apart` with fewer shapes have bands of their own, which hold in full.
+FEW_SHAPES, FEW_ROWS = 6, 8
 #: Tables of fewer rows must gain more: what they gain in turn may be chance.
 FEW, WORTH_FEW = 300, 0.85
 #: Shipped where the error of shapes left out in turn falls below this share of the formula's: of a
@@ -55,6 +57,7 @@ class Table:
     case: str = ""
     worth: float = WORTH
     least_shapes: int = LEAST_SHAPES
+    apart: str = ""  # size whose values have bands of their own where the table holds few shapes
 
 
 @dataclass
@@ -152,7 +155,30 @@ def fit(table: Table) -> Shipped | None:
         "mark": "fitted",
         "source": f"{table.source}; left out: {words}",
     }
+    own = _own_bands(table, used, np.abs(y - said), bands) if table.apart else {}
+    if own:
+        entry["own_bands"] = {table.apart: own}
     return Shipped(trees=trees, entry=entry)
+
+
+def _own_bands(
+    table: Table, used: np.ndarray, size: np.ndarray, bands: list[float]
+) -> dict[str, list[float]]:
+    """Returns the bands of values of `apart` with few shapes, none narrower than the table's.
+
+    Each of few shapes that is left out in turn stands for others, so that the worst of them counts:
+    the largest 90 % factor of a shape, over all classes.
+    """
+    values, shapes = table.sizes[table.apart][used], table.shape[used]
+    found: dict[str, list[float]] = {}
+    for value in np.unique(values):
+        names = np.unique(shapes[values == value])
+        if len(names) >= FEW_SHAPES:
+            continue
+        worst = max(_band(size[(values == value) & (shapes == name)], FEW_ROWS) for name in names)
+        if worst > min(bands):
+            found[f"{value:g}"] = [max(worst, band) for band in bands]
+    return found
 
 
 def _words(table: Table, target: np.ndarray, said: np.ndarray) -> str:
@@ -165,9 +191,9 @@ def _words(table: Table, target: np.ndarray, said: np.ndarray) -> str:
     return ", ".join(parts)
 
 
-def _band(size: np.ndarray) -> float:
-    """Returns the 90 % factor of logarithms of errors; 0 where there are few."""
-    return round(float(np.exp(np.quantile(size, 0.9))), 3) if len(size) > 20 else 0.0
+def _band(size: np.ndarray, least: int = 21) -> float:
+    """Returns the 90 % factor of logarithms of errors; 0 of fewer than `least`."""
+    return round(float(np.exp(np.quantile(size, 0.9))), 3) if len(size) >= least else 0.0
 
 
 def save(shipped: list[Shipped]) -> None:

@@ -177,6 +177,7 @@ def attention_table(
         classes=1 - (np.minimum(shape["seq_q"], shape["seq_kv"]) >= attention.LONG),
         sizes={name: shape[name] for name in names},
         least_shapes=FEW_HEADS if "heads" in parts[0].kernel.constants else LEAST_SHAPES,
+        apart="head_dim",
     )
 
 

@@ -193,3 +193,16 @@ def test_a_calibration_file_that_names_no_shipped_residual_is_refused(tmp_path, 
     file.write_text(operators_text({"gemm": [entry]}))
     with pytest.raises(FileFormatError, match="residual"):
         read_operators(file)
+
+
+def test_sizes_with_few_shapes_have_intervals_of_their_own():
+    residual = residual_of("gemm", gemm_entry(), find_device("h100-sxm"), "bf16")
+    assert residual is not None
+    assert residual.bands is not None
+    wide = replace(residual, own_bands={"k": {4096.0: np.full(3, 9.0)}})
+    columns = {name: np.array([value, value]) for name, value in
+               {"b": 1.0, "m": 2048.0, "n": 4096.0, "loss": 1.0}.items()}  # fmt: skip
+    columns["k"] = np.array([4096.0, 8192.0])
+    found = wide.beyond(gemm_features(columns, 132), columns)
+    band = found.band(np.array([0, 0]), 1.0)
+    assert band.tolist() == [9.0, residual.bands[0]]

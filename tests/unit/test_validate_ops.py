@@ -17,8 +17,9 @@ from foretrain.validation.ops.table import read_ops
 from foretrain.validation.ops.validate import validate_ops
 
 HEAD = (
-    "id", "device", "op", "pass", "dtype", "stack", "launch_included", "latency_us", "b", "m", "n",
-    "k", "rows", "cols", "operands", "batch", "seq_q", "heads", "head_dim", "causal", "c", "h", "w",
+    "id", "device", "op", "pass", "dtype", "stack", "launch_included", "host_us", "latency_us",
+    "b", "m", "n", "k", "rows", "cols", "operands", "batch", "seq_q", "heads", "head_dim",
+    "causal", "c", "h", "w",
     "r", "s", "stride", "padding", "tokens", "hidden", "ffn", "experts", "topk", "distribution",
 )  # fmt: skip
 
@@ -88,6 +89,24 @@ def test_a_call_timed_alone_is_its_launch_and_then_its_kernel(tmp_path):
     large = {"op": "gemm", "m": 4096, "n": 4096, "k": 4096}
     call, kernel = prices(table(tmp_path / "b.csv", {**large, "launch_included": "yes"}, large))
     assert call - kernel == pytest.approx(launch)
+
+
+def test_a_row_may_state_its_host(tmp_path):
+    large = {"op": "conv2d", "n": 64, "c": 64, "k": 64, "h": 56, "w": 56, "r": 3, "s": 3,
+             "padding": 1, "device": "p100-pcie-16gb", "dtype": "fp32",
+             "stack": "torch_conv2d"}  # fmt: skip
+    kernel, mean, stated = prices(
+        table(
+            tmp_path / "a.csv",
+            large,
+            {**large, "launch_included": "yes"},
+            {**large, "host_us": 500},
+        )
+    )
+    assert stated - kernel == pytest.approx(500e-6)
+    assert 200e-6 < mean - kernel < 600e-6  # the calls of that collection grew slower and slower
+    rows = read_ops(table(tmp_path / "b.csv", {**large, "host_us": -1}))
+    assert rows[0].row.unreadable == ("host_us '-1'",)
 
 
 def test_small_calls_take_what_the_host_needs_for_their_operator(tmp_path):

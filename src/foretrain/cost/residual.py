@@ -90,13 +90,15 @@ class Beyond:
 
     def band(self, classes: NDArray[np.intp], formula: Array | float) -> Array:
         """Returns the interval factors: by size class inside, that of the formula elsewhere."""
-        return np.where(self.inside, self.bands[classes], formula)
+        return np.where(self.inside, self.bands[np.arange(len(classes)), classes], formula)
 
 
 def nothing_beyond(like: Array) -> Beyond:
     """Returns what an entry without a residual knows."""
     return Beyond(
-        factor=np.ones(like.shape), inside=np.zeros(like.shape, dtype=bool), bands=np.ones(3)
+        factor=np.ones(like.shape),
+        inside=np.zeros(like.shape, dtype=bool),
+        bands=np.ones((*like.shape, 3)),
     )
 
 
@@ -105,7 +107,8 @@ class Residual:
     """The trees of one entry.
 
     `bounds`: sizes -> the least and the largest that the table holds. `sms` and `dtypes`: of the
-    table. `bands`: interval factors by size class; None: those of the entry hold.
+    table. `bands`: interval factors by size class; None: those of the entry hold. `own_bands`: size
+    -> value -> those of operators of which the table holds few shapes (a head_dim).
     """
 
     trees: Trees
@@ -113,6 +116,7 @@ class Residual:
     sms: int
     dtypes: tuple[str, ...]
     bands: Array | None
+    own_bands: Mapping[str, Mapping[float, Array]]
 
     def beyond(self, features: Array, sizes: Mapping[str, Array]) -> Beyond:
         """Returns what is known of operators of these sizes."""
@@ -131,8 +135,12 @@ class Residual:
                 beyond += np.log2(least / np.maximum(size, SMALL)).clip(0.0)
         factor = np.exp(np.maximum(1.0 - beyond, 0.0) * self.trees(features))
         if self.bands is None:
-            return Beyond(factor=factor, inside=np.zeros_like(inside), bands=np.ones(3))
-        return Beyond(factor=factor, inside=inside, bands=self.bands)
+            return replace(nothing_beyond(factor), factor=factor)
+        bands = np.tile(self.bands, (len(factor), 1))
+        for name, values in self.own_bands.items():
+            for value, own in values.items():
+                bands[sizes[name] == value] = own
+        return Beyond(factor=factor, inside=inside, bands=bands)
 
 
 def key_of(constants: Mapping[str, Any]) -> str:
@@ -226,4 +234,8 @@ def _shipped(family: str, key: str, case: str) -> Residual | None:
         sms=int(entry["sms"]),
         dtypes=tuple(entry["dtypes"]),
         bands=np.array(entry["band"]),
+        own_bands={
+            name: {float(value): np.array(own) for value, own in values.items()}
+            for name, values in entry.get("own_bands", {}).items()
+        },
     )

@@ -29,7 +29,7 @@ from foretrain.hardware.device import Device
 from foretrain.hardware.names import find_device
 from foretrain.program import ComputeEvent
 from foretrain.validation.ops.fitting import fit_constants, fit_cost
-from foretrain.validation.ops.predict import OpOutcome, host_before, prepared, stack_of, timed_alone
+from foretrain.validation.ops.predict import OpOutcome, called, prepared, stack_of, timed_alone
 from foretrain.validation.ops.table import MeasuredOp
 
 Array = NDArray[np.float64]
@@ -371,6 +371,7 @@ def pricer(outcomes: Sequence[OpOutcome], machines: Sequence[Machine]) -> Callab
                 for event, answer in zip(chosen, answers, strict=True)
             ]
         whole, launch = np.add.reduceat(seconds, starts), np.add.reduceat(host, starts)
-        return timed_alone(whole, host_before(outcomes, launch)[0])
+        host, alone, _ = called(outcomes, launch)
+        return timed_alone(whole, host, alone)
 
     return price

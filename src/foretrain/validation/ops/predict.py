@@ -116,7 +116,7 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     counts = [len(outcome.events) for outcome in outcomes]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     host = np.add.reduceat(prices.host_s, starts)
-    before, known = host_before(outcomes, host)
+    host, alone, known = called(outcomes, host)
     slow = width("fitted", "host")
     wide = np.array([kernel_width(outcome) for outcome in outcomes])
     value, low, high = (
@@ -124,7 +124,7 @@ def _priced(device: str, stack: str, outcomes: Sequence[OpOutcome]) -> list[OpOu
     )
     low, high = np.minimum(low, value / wide), np.maximum(high, value * wide)
     value, low, high = (
-        timed_alone(x, before, pace=np.where(known, 1.0, pace))
+        timed_alone(x, host, alone, pace=np.where(known, 1.0, pace))
         for x, pace in ((value, 1.0), (low, 1.0 / slow), (high, slow))
     )
     return [
@@ -163,36 +163,39 @@ def kernel_class(outcome: OpOutcome) -> str:
     return "cached" if moved < FITS_L2 * find_device(outcome.device).l2_bytes else "large"
 
 
-def host_before(outcomes: Sequence[OpOutcome], host: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Returns the host's seconds until the launch of calls timed alone, and which a row states.
+def called(
+    outcomes: Sequence[OpOutcome], host: Array
+) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Returns the host's seconds, which rows are calls timed alone, and which state their host.
 
-    NaN for kernels. `host`: what the stacks say of the operators. Calls of a collection whose host
-    was fitted beside the kernels take what that collection took on average.
+    `host`: what the stacks say of the operators. Calls of a collection whose host was fitted beside
+    its kernels take what it took on average.
     """
-    usual = np.maximum(host - BEHIND_S, 0.0)
     stated = np.array([outcome.row.host_us is not None for outcome in outcomes])
-    seconds = np.full(len(outcomes), np.nan)
-    fitted: dict[tuple[str, str], float | None] = {}
-    for i, outcome in enumerate(outcomes):
-        row = outcome.row
-        if row.host_us is not None:
-            seconds[i] = row.host_us * 1e-6
-        elif row.launch_included:
-            seconds[i] = usual[i]
-            if outcome.op == "conv2d":
-                key = (outcome.device, row.stack)
-                if key not in fitted:
-                    machine = Machine(device=find_device(key[0]), stack=stack_of(key[1])[0])
-                    fitted[key] = convolution.call_seconds(machine, outcome.events[0].dtype)
-                seconds[i] = usual[i] if fitted[key] is None else fitted[key]
-    return seconds, stated
+    alone = stated | np.array([outcome.row.launch_included for outcome in outcomes])
+    seconds = host.copy()
+    fitted: dict[tuple[str, str, str], float | None] = {}
+    for i in np.flatnonzero(alone):
+        outcome = outcomes[i]
+        if outcome.row.host_us is not None:
+            seconds[i] = outcome.row.host_us * 1e-6 + BEHIND_S
+        elif outcome.op == "conv2d":
+            key = (outcome.device, outcome.row.stack, outcome.events[0].dtype)
+            if key not in fitted:
+                machine = Machine(device=find_device(key[0]), stack=stack_of(key[1])[0])
+                fitted[key] = convolution.call_seconds(machine, key[2])
+            mean = fitted[key]
+            seconds[i] = host[i] if mean is None else mean + BEHIND_S
+    return seconds, alone, stated
 
 
-def timed_alone(seconds: Array, before: Array, *, pace: Array | float = 1.0) -> Array:
-    """Returns what two events around a call measure; where `before` is NaN, the kernels' time.
+def timed_alone(
+    seconds: Array, host: Array, alone: NDArray[np.bool_], *, pace: Array | float = 1.0
+) -> Array:
+    """Returns what two events around a call measure where `alone` is set, else the kernels' time.
 
-    The first event passes on an idle device: the time of the host until the launch (`before`)
-    counts whole. `pace` multiplies the times of the host: those of tables differ.
+    The first event passes on an idle device: the time of the host until the launch counts whole.
+    `pace` multiplies the times of the host: those of tables differ.
     """
-    called = pace * before + np.maximum(seconds, pace * ALONE_S)
-    return np.where(np.isnan(before), seconds, called)
+    before = np.maximum(host - BEHIND_S, 0.0)
+    return np.where(alone, pace * before + np.maximum(seconds, pace * ALONE_S), seconds)
