@@ -175,8 +175,9 @@ def called(
     alone = stated | np.array([outcome.row.launch_included for outcome in outcomes])
     seconds = host.copy()
     fitted: dict[tuple[str, str, str], float | None] = {}
-    for i in np.flatnonzero(alone):
-        outcome = outcomes[i]
+    for i, outcome in enumerate(outcomes):
+        if not alone[i]:
+            continue
         if outcome.row.host_us is not None:
             seconds[i] = outcome.row.host_us * 1e-6 + BEHIND_S
         elif outcome.op == "conv2d":
