@@ -5,7 +5,7 @@
 DATA is the folder with ops/deepbench_conv.parquet (fp32 and fp16 with tensor cores; forward, data
 and weight gradient) and ops/neusight_conv2d_fp32.parquet (PyTorch, 3x3, forward; every call
 contains a launch, which is fitted beside and belongs to the host). One in three shapes (channels,
-filters and height) is left out; the error printed is that of those rows. About three minutes.
+filters and height) is left out; the error printed is that of those rows. About a minute.
 
 The calls of NeuSight's collection take longer one after the other: what small ones last at the
 least grows with the number of the row, on all four devices, and by no size of the shape (it adds to

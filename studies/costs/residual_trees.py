@@ -171,7 +171,8 @@ def _own_bands(
     """
     values, shapes = table.sizes[table.apart][used], table.shape[used]
     found: dict[str, list[float]] = {}
-    for value in np.unique(values):
+    every = np.unique(values)
+    for value in every if len(every) > 1 else ():  # the bands of a table of one are its own
         names = np.unique(shapes[values == value])
         if len(names) >= FEW_SHAPES:
             continue

@@ -265,3 +265,21 @@ def test_constants_that_are_zero_are_no_obstacle():
     result = calibrate_ops(measured(made, factor=1.2), "v100-sxm-16gb", "table.csv")
     assert any(old == 0.0 for old, _ in result.refits[0].changes.values())
     assert "conv2d" in render_calibrated(result, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("input_tiles", "foo", "'input_tiles' is none of cudnn7-input"),
+        ("weight_piece", 0.0, "must lie between"),
+        ("most_taps", "a", "'most_taps' is no number"),
+    ],
+)
+def test_convolution_constants_of_a_file_are_checked(tmp_path, key, value, words):
+    shipped = next(e for e in load("convolution_fitted")["entry"] if e["kind"] == "tensor")
+    entry = {**shipped, "calibrated": True, "devices": ["v100-sxm-16gb"], key: value}
+    path = tmp_path / "c.toml"
+    path.write_text(operators_text({"conv2d": [entry]}))
+    with pytest.raises(FileFormatError) as caught:
+        read_operators(path)
+    assert words in str(caught.value)

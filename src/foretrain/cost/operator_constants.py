@@ -35,7 +35,13 @@ SHARES, LEAST_SHARE, MOST_SHARE = ("e", "e_b", "e_c", "e_d", "op", "multi_tensor
 #: In the tables of attention by case, whose windows skip some of the work that is counted.
 MOST_CASE_SHARE = 2.0
 #: What a time is divided by besides shares; no constant of any kind is larger than MOST.
-DIVISORS, MOST = ("l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho"), 1e12
+DIVISORS = (
+    "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece",
+)  # fmt: skip
+MOST = 1e12
+#: Constants that some entries of a kind have: tiles by name, numbers.
+TILES = ("tiles", "input_tiles", "weight_tiles")
+OPTIONAL = ("piece", "weight_piece", "most_taps", "call_us", "slower_us")
 #: No interval is a factor wider than that.
 MOST_BAND = 100.0
 #: A name or pattern: every bracket is closed around something.
@@ -219,9 +225,13 @@ def _odd_words(values: Mapping[str, object], shipped: Sequence[Mapping[str, Any]
     band, known = values.get("band"), [entry["band"] for entry in shipped if "band" in entry]
     if band is not None and known and not any(_same_form(band, other) for other in known):
         return "'band' is malformed"
-    tiles = {entry.get("tiles") for entry in (*shipped, *load("gemm_fitted")["entry"])}
-    if values.get("tiles") not in tiles:
-        return f"'tiles' is none of {', '.join(sorted(str(word) for word in tiles))}"
+    for key in TILES:
+        tiles = {entry.get(key) for entry in (*shipped, *load("gemm_fitted")["entry"])}
+        if values.get(key) not in tiles:
+            return f"{key!r} is none of {', '.join(sorted(str(word) for word in tiles if word))}"
+    for key in OPTIONAL:
+        if key in values and not _number(values[key]):
+            return f"{key!r} is no number"
     return ""
 
 
@@ -235,8 +245,11 @@ def _same_form(value: object, other: object) -> bool:
 
 def _factor(value: object) -> bool:
     """Whether it is a factor that an interval may have."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 1.0 <= cast("float", value) <= MOST_BAND
+    return _number(value) and 1.0 <= cast("float", value) <= MOST_BAND
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
