@@ -39,7 +39,7 @@ KERNELS = (
     ("vllm_flash_attn", "", "flash2-vllm"),
     ("torch_flow", "torch_flow", "trtllm"),
     ("vllm_flash_attn_fa2", "vllm_vit_flash_attn_fa2", "flash2"),
-    ("vllm_flash_attn_fa3", "vllm_vit_flash_attn_fa3", "flash3"),
+    ("vllm_flash_attn_fa3", "vllm_vit_flash_attn_fa3", "flash3-vllm"),
     ("fa3", "flash_attention_v3", "flash3-sglang"),
     ("", "vllm_vit_flash_attn_fa4", "flash4"),
     ("", "flash_attention_v4", "flash4-sglang"),

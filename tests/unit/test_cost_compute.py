@@ -124,9 +124,36 @@ def test_fp32_is_not_tf32_and_v100_has_its_own_rates():
 
 def test_attention_worked_numbers():
     model = build_cost_model(
-        cluster("h100-sxm"), replace(stack(), attention_kernel="flash3"), warm=False
+        cluster("h100-sxm"), replace(stack(), attention_kernel="vllm_flash_attn_fa3"), warm=False
     )
     assert us(model, attention(4096), attention(8192)) == pytest.approx((275, 934), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "causal", "head_dim", "forward", "backward"),
+    [
+        ("cudnn", 0, 128, 609, 499),
+        ("cudnn", 0, 64, 408, 417),
+        ("flash2", 0, 128, 368, 310),
+        ("flash3", 0, 128, 638, 542),
+        ("flash3", 1, 128, 579, None),
+    ],
+)
+def test_attention_on_hopper_as_its_authors_published_it(
+    kernel, causal, head_dim, forward, backward
+):
+    """TFLOP/s of FlashAttention-3's figures 5 and 6 at 4,096 tokens, read here by hand."""
+    model = build_cost_model(
+        cluster("h100-sxm"), replace(stack(), attention_kernel=kernel), warm=False
+    )
+    heads = 2048 // head_dim
+    shape = {"heads": heads, "kv": heads, "d": head_dim, "causal": causal, "batch": 4}
+    flop = 4 * 4 * 4096**2 * 2048 / (2 if causal else 1)
+    there = us(model, attention(4096, **shape))[0]
+    assert flop / there * 1e-6 == pytest.approx(forward, rel=0.06)
+    if backward is not None:
+        back = us(model, attention(4096, direction="backward", **shape))[0]
+        assert 2.5 * flop / back * 1e-6 == pytest.approx(backward, rel=0.06)
 
 
 def test_attention_backward_is_about_three_times_forward():

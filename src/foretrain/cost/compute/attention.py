@@ -15,8 +15,9 @@ every token's latent to its cache before the kernel, once for all heads. Backwar
 the scores: f is 2.5 times as large. Where its own constants are not known it takes 2.5 / rho times
 the forward time. Constants by device and kernel, within a kernel by case (causal, full, window,
 backward, FP8), and within a case by head_dim where enough was measured (a kernel is compiled for
-each, with a tile of its own): catalog/calibration/attention.toml and attention_fitted.toml, which
-studies/costs/attention.py writes. Explained in docs/explain/costs.md.
+each, with a tile of its own): catalog/calibration/attention.toml, attention_fitted.toml, which
+studies/costs/attention.py writes from tables of operators, and attention_published.toml, which
+attention_published.py writes from published benchmarks. Explained in docs/explain/costs.md.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def entries(kernel: str) -> list[Mapping[str, Any]]:
     """Returns the entries of a kernel: of its name, or of a name that a table gives it."""
     return [
         entry
-        for table in ("attention_fitted", "attention")
+        for table in ("attention_fitted", "attention_published", "attention")
         for entry in load(table)["entry"]
         if entry["kernel"] == kernel or kernel in entry.get("names", ())
     ]
