@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from tests.support import STACK, compile_small, llama
 
 from foretrain.graph.precision import Precision
 from foretrain.program import CommEvent
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
-from tests.support import STACK, compile_small, llama
 
 TOKENS, HIDDEN = 2 * 32, 64
 
 
-def sent(compute: str, *, stack: Stack = STACK, **plan: object) -> set[tuple[str, str, float]]:
+def sent(compute: str, *, stack: Stack = STACK, **plan: Any) -> set[tuple[str, str, float]]:
     """Collective, dtype and bytes of everything that tensor or context parallelism moves."""
     precision = Precision(compute=compute, grad_reduce="fp32", grad_accumulate="fp32")
     small = compile_small(
