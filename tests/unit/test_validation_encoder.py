@@ -107,3 +107,14 @@ def test_hugging_face_predicts_words_everywhere() -> None:
 def test_other_rows_are_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         mapped(**change)
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "word"),
+    [("TensorFlow2", "A100-SXM", "tf32"), ("TensorFlow2", "V100", "fp32")],
+)
+def test_tensorflow_computes_fp32_in_tf32_where_there_is_one(
+    framework: str, device: str, word: str
+) -> None:
+    item = mapped(framework=framework, precision="FP32", gpu_norm=device, gpu=device)
+    assert item.run["training"]["precision"] == word
