@@ -110,11 +110,11 @@ def test_other_rows_are_refused_with_the_reason(change: dict[str, Any], reason: 
 
 
 @pytest.mark.parametrize(
-    ("framework", "device", "word"),
-    [("TensorFlow2", "A100-SXM", "tf32"), ("TensorFlow2", "V100", "fp32")],
+    ("device", "memory", "word"), [("A100-SXM", 80.0, "tf32"), ("V100", 32.0, "fp32")]
 )
 def test_tensorflow_computes_fp32_in_tf32_where_there_is_one(
-    framework: str, device: str, word: str
+    device: str, memory: float, word: str
 ) -> None:
-    item = mapped(framework=framework, precision="FP32", gpu_norm=device, gpu=device)
+    changes = {"precision": "FP32", "gpu_norm": device, "gpu": device, "gpu_mem_gb": memory}
+    item = mapped(framework="TensorFlow2", **changes)
     assert item.run["training"]["precision"] == word

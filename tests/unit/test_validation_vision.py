@@ -120,7 +120,8 @@ def test_vision_transformers_of_t5x_are_replicas_under_xla() -> None:
 
 def test_flagperf_s_vision_transformer_runs_in_mixed_precision() -> None:
     changes = {**VIT, "model": "vit", "family": "flagperf", "framework": "pytorch",
-               "precision": "fp32", "gpu": "A100-SXM", "gpu_norm": "A100-SXM"}  # fmt: skip
+               "precision": "fp32", "gpu": "A100-SXM", "gpu_norm": "A100-SXM",
+               "gpu_mem_gb": 40.0}  # fmt: skip
     mapped = map_row(row(**changes))
     assert mapped.run["training"]["precision"] == "fp16"
     assert any("sets amp" in line for line in mapped.assumed)

@@ -111,7 +111,7 @@ def row_scales(row: Row, assumed: Assumed) -> dict[str, Any]:
     """Returns what differs in the stack of torchtitan with a scale per row (recipe rowwise).
 
     Its products are CUTLASS kernels, as vLLM's with a scale per token, and its styles of tensor
-    parallelism gather before the cast (torchtitan, docs/float8.md; torchao, float8 README).
+    parallelism gather before the cast (torchtitan's page on float8, torchao's README).
     """
     if not has_word(row.precision, "rowwise"):
         return {}
