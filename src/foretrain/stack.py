@@ -26,6 +26,8 @@ class Stack:
     attention: str = "fused"
     attention_kernel: str = "flash2"
     gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
+    #: Kernels of products narrower than 16 bits, by format, where no `gemm_kernel` is named.
+    low_kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     fused_scores: tuple[str, ...] = ()  # what that kernel does: alibi, relative, softcap
     fused: tuple[str, ...] = ()
     selective: str = "core"  # what selective recompute repeats: core or operators
@@ -61,6 +63,7 @@ class Stack:
     pipeline_holes: float = 0.0  # the same for every micro-batch in flight in a pipeline
     late_accumulate: bool = False  # gradients are added to their accumulators after the backward
     low_saved: tuple[str, ...] = ()  # formats in which linear layers keep their input for backward
+    low_gather: bool = True  # tp gathers what narrow products read after its cast, not before
     quantized_weights: bool = False  # copies of weights in the narrow format live all step
     expandable_segments: bool = False  # the allocator maps pages: no holes between blocks
     flat_step: bool = False  # the step copies a rank's gradients to one fp32 buffer

@@ -7,8 +7,8 @@ predicted time of GEMMs, loss and optimizer is divided by the predicted time of 
 priced with the counts of pytorch-eager (pytorch-compile for XLA) and without `half_share`. From the
 medians over batch sizes come `eager_bytes` (fp32, TF32) and `half_share` (fp16 over fp32) of the
 stacks of 2020: rows of oneflow_dlperf on one GPU are in sample there, also its PyTorch rows
-(pytorch-apex), and those of nvidia_deeplearningexamples for TensorFlow; runs on several GPUs and
-NVIDIA's PyTorch and Paddle rows are not.
+(pytorch-apex-2020), and those of nvidia_deeplearningexamples for TensorFlow; runs on several GPUs
+and NVIDIA's PyTorch and Paddle rows are not.
 """
 
 from __future__ import annotations

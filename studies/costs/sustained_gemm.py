@@ -23,8 +23,11 @@ from foretrain.cost.compute.gemm import alignment_loss, column_seconds, constant
 from foretrain.cost.machine import Machine
 from foretrain.hardware.names import find_device
 from foretrain.run.stacks import load_stack
+from foretrain.stack import Stack
 
 LONG_US = 300.0
+#: TE.Linear in FP8 on B200, a product of 8192 cubed 200 times (TransformerEngine issue 1747).
+FP8_B200 = ("b200-sxm", 8192.0, 2377.1e12)
 
 
 def main() -> None:
@@ -54,6 +57,19 @@ def main() -> None:
                     )
         long = (burst / measured)[measured > LONG_US * 1e-6]
         sys.stdout.write(f"{name} {dtype} all long: {len(long)}, median {np.median(long):.3f}\n")
+    fp8(stack)
+
+
+def fp8(stack: Stack) -> None:
+    """Prints the ratio of the one published rate in FP8, cast included."""
+    name, size, measured = FP8_B200
+    machine = Machine(device=find_device(name), stack=stack, warm=False)
+    columns = {x: np.full(1, size) for x in ("m", "n", "k", "row")}
+    columns |= {"b": np.ones(1), "out_bytes": np.full(1, 2.0)}
+    constants = constants_for(machine, "fp8").values
+    burst = column_seconds(columns, np.ones(1), "fp8", machine, constants).seconds[0]
+    ratio = measured * burst / (2.0 * size**3)
+    sys.stdout.write(f"{name} fp8 one shape of {burst * 1e6:.0f} us: {ratio:.3f}\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from foretrain.run.stacks import load_stack
 from foretrain.validation.mapping import Unsupported, map_row
 from foretrain.validation.rows import Row
 
@@ -47,12 +48,18 @@ def test_dlperf_trains_with_adam() -> None:
         ("oneflow_dlperf", "MindSpore/bert", "& with Graph Kernel Fusion", "mindspore-fused"),
         ("oneflow_dlperf", "PaddlePaddle/bert", "", "paddle-2020"),
         ("oneflow_dlperf", "OneFlow/BERT", "", "oneflow"),
-        ("oneflow_dlperf", "NVIDIADeepLearningExamples/PyTorch/BERT", "", "pytorch-apex"),
+        ("oneflow_dlperf", "NVIDIADeepLearningExamples/PyTorch/BERT", "", "pytorch-apex-2020"),
+        ("lambda_gpu_benchmark", "NGC PyTorch DeepLearningExamples", "", "pytorch-apex"),
         ("nvidia_deeplearningexamples", "PyTorch", "", "pytorch-eager"),
     ],
 )
 def test_every_framework_has_a_stack(family: str, framework: str, notes: str, stack: str) -> None:
     assert mapped(family=family, framework=framework, notes=notes).run["stack"] == stack
+
+
+def test_kernels_of_16_bits_reach_the_bandwidth_since_pytorch_1_6() -> None:
+    assert load_stack("pytorch-apex").half_share == 1.0
+    assert load_stack("pytorch-apex-2020").half_share < 1.0
 
 
 def test_a_stand_in_is_named() -> None:
@@ -100,3 +107,14 @@ def test_hugging_face_predicts_words_everywhere() -> None:
 def test_other_rows_are_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         mapped(**change)
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "word"), [("A100-SXM", 80.0, "tf32"), ("V100", 32.0, "fp32")]
+)
+def test_tensorflow_computes_fp32_in_tf32_where_there_is_one(
+    device: str, memory: float, word: str
+) -> None:
+    changes = {"precision": "FP32", "gpu_norm": device, "gpu": device, "gpu_mem_gb": memory}
+    item = mapped(framework="TensorFlow2", **changes)
+    assert item.run["training"]["precision"] == word

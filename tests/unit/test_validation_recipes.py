@@ -104,3 +104,11 @@ def test_torchtitan_s_configurations() -> None:
     assert mapped.stack["loss_chunks"] == 8
     assert "loss_chunks" not in map_row(replace(row, framework_version="PyTorch 2.9.0")).stack
     assert map_row(replace(row, recompute="none")).run["plan"]["recompute"] == "none"
+
+
+def test_scales_per_row_are_kernels_of_their_own() -> None:
+    tensor = replace(BRIDGE, framework="torchtitan", family="torchtitan", sharding="FSDP2", mbs=1)
+    rows = map_row(replace(tensor, precision="float8 rowwise")).stack
+    assert rows["low_gather"] is False
+    assert "CutlassFP8" in rows["low_kernels"]["fp8"]
+    assert "low_kernels" not in map_row(replace(tensor, precision="float8 tensorwise")).stack

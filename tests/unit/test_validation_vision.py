@@ -113,6 +113,18 @@ def test_vision_transformers_of_t5x_are_replicas_under_xla() -> None:
     run = load_run(map_row(row(**changes)).run)
     assert (run.stack.name, run.plan.zero, run.plan.dp) == ("jax-xla", 0, 8)
     assert run.training.optimizer == "adamw"
+    assert run.training.sequence == 577  # fine-tuning takes 384 pixels
+    pretraining = load_run(map_row(row(**{**changes, "gbs": 4096, "mbs": 512})).run)
+    assert pretraining.training.sequence == 197
+
+
+def test_flagperf_s_vision_transformer_runs_in_mixed_precision() -> None:
+    changes = {**VIT, "model": "vit", "family": "flagperf", "framework": "pytorch",
+               "precision": "fp32", "gpu": "A100-SXM", "gpu_norm": "A100-SXM",
+               "gpu_mem_gb": 40.0}  # fmt: skip
+    mapped = map_row(row(**changes))
+    assert mapped.run["training"]["precision"] == "fp16"
+    assert any("sets amp" in line for line in mapped.assumed)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class Shaper:
         default_factory=dict[str, tuple[tuple[str, float], ...]]
     )
     sparse_exchange: bool = False
+    low_gather: bool = True  # what narrow products read is cast before it is gathered
 
     def local(self, launch: OpLaunch) -> dict[str, int]:
         """Returns the local size of every iteration dim."""

@@ -347,6 +347,7 @@ class _Compiler:
             held_bytes=held_bytes(lowered, self.job.precision, stack),
             bag_update=bag_updates(lowered, self.job.table_optimizer),
             sparse_exchange=stack.sparse_exchange,
+            low_gather=stack.low_gather,
         )
         return shaper
 

@@ -13,7 +13,9 @@ from foretrain.compiler.events import EventTable, Groups, Shaper
 from foretrain.compiler.exchange import EXCHANGE, Exchange, bag_kind, collect_exchanges
 from foretrain.compiler.flow import Copy, Launch, OpLaunch, Relayout
 from foretrain.compiler.placements import family
+from foretrain.compiler.wire import wire_dtype
 from foretrain.program import Category, Item, Segment
+from foretrain.units import dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,8 +362,9 @@ class _Emitter:
     ) -> list[Item]:
         items: list[Item] = []
         shaper = self.maker.shaper
-        size = shaper.precision.bytes(relayout.tensor.dtype)
-        dtype = shaper.precision.dtype(relayout.tensor.dtype)
+        launches = (launch for batch in self.batches for launch in batch)
+        dtype = wire_dtype(relayout, launches, shaper.precision, low_gather=shaper.low_gather)
+        size = dtype_bytes(dtype)
         for i, step in enumerate(relayout.steps):
             name = family(step.axes[0])
             category = cast(

@@ -16,6 +16,7 @@ from foretrain.compiler.segments import BOUNDARY
 from foretrain.compiler.states import persistent_bytes, updated_elements
 from foretrain.compiler.step import last_run, write_step
 from foretrain.compiler.weights import WeightTraffic
+from foretrain.compiler.wire import activation_dtype
 from foretrain.errors import InternalError
 from foretrain.program import Comm, CommEvent, Entry, Run
 
@@ -163,7 +164,7 @@ class _Writer:
         return CommEvent(
             collective="send_recv",
             bytes=size,
-            dtype=c.precision.compute,
+            dtype=activation_dtype(c.precision),
             ranks=ranks,
             sharers=same_stage if crossing else 1,
         )

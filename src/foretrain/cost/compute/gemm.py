@@ -36,10 +36,11 @@ _VECTOR = ("fp32",)
 def constants_for(machine: Machine, dtype: str) -> Constants:
     """Returns the GEMM constants of a device, dtype and kernel.
 
-    Entries that name kernels hold for the stack's `gemm_kernel` only, and go before those that hold
-    for any.
+    Entries that name kernels hold for the stack's `gemm_kernel` (`low_kernels` of that dtype) only,
+    and go before those that hold for any.
     """
-    kernel = machine.stack.gemm_kernel.lower()
+    stack = machine.stack
+    kernel = (stack.gemm_kernel or stack.low_kernels.get(dtype, "")).lower()
     tables = (("gemm_kernels",) if kernel else ()) + ("gemm_fitted", "gemm")
     entries: list[Mapping[str, Any]] = [
         entry

@@ -41,7 +41,7 @@ _STACKS: tuple[tuple[str, str, str, str], ...] = (
     ("", r"mindspore", "", "mindspore"),
     ("oneflow_dlperf", r"paddle", "", "paddle-2020"),
     ("", r"oneflow", "", "oneflow"),
-    ("oneflow_dlperf", r"pytorch", "", "pytorch-apex"),
+    ("oneflow_dlperf", r"pytorch", "", "pytorch-apex-2020"),
     ("", r"pytorch deeplearningexamples", "", "pytorch-apex"),
     ("", r"nemo", "", "nemo"),
     ("", r"jax", "", "jax-xla"),
@@ -125,8 +125,8 @@ def map_bert_stack(row: Row, assumed: Assumed) -> str:
         if family in ("", row.family) and re.search(framework, row.framework, re.IGNORECASE):
             if section and not re.search(section, row.notes, re.IGNORECASE):
                 continue
-            if stack == "pytorch-apex" and not family:
-                assumed.add("stack: NVIDIA's scripts as those of 2020 (version not stated)")
+            if stack == "pytorch-apex":
+                assumed.add("stack: NVIDIA's scripts in a container of 2022 (version not stated)")
             if stack == "pytorch-eager" and has_word(row.framework, "paddle"):
                 assumed.add("stack: PaddlePaddle of 2022 as pytorch-eager")
             return stack

@@ -107,6 +107,18 @@ def loss_chunks(row: Row, assumed: Assumed) -> int | None:
     return 8
 
 
+def row_scales(row: Row, assumed: Assumed) -> dict[str, Any]:
+    """Returns what differs in the stack of torchtitan with a scale per row (recipe rowwise).
+
+    Its products are CUTLASS kernels, as vLLM's with a scale per token, and its styles of tensor
+    parallelism gather before the cast (torchtitan's page on float8, torchao's README).
+    """
+    if not has_word(row.precision, "rowwise"):
+        return {}
+    assumed.add("FP8 with a scale per row: CUTLASS kernels, gathers in bf16")
+    return {"low_kernels": {"fp8": "CutlassFP8ScaledMMLinearKernel"}, "low_gather": False}
+
+
 def container_context(row: Row, assumed: Assumed) -> float | None:
     """Returns the GiB of the CUDA context in the container of lambdal/deeplearning-benchmark.
 

@@ -30,6 +30,7 @@ from foretrain.validation.mapping.recipes import (
     loss_chunks,
     recipe_plan,
     recipe_roles,
+    row_scales,
 )
 from foretrain.validation.mapping.recsys import (
     is_recsys,
@@ -130,6 +131,7 @@ def map_row(row: Row) -> Mapped:
         "sync_blocks": apart or None,
         "loss_chunks": loss_chunks(row, assumed),
         "context_gib": container_context(row, assumed),
+        **row_scales(row, assumed),
     }
     return Mapped(
         run=run,

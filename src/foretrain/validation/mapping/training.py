@@ -108,6 +108,9 @@ def map_precision(row: Row, stack: Stack, assumed: Assumed) -> str:
             if word == "fp32" and has_word(row.attention_impl, "flash"):
                 assumed.add("precision = tf32 (fp32 in the source, whose attention has no fp32)")
                 return "tf32"
+            if word == "fp32" and has_word(row.framework, "tensorflow") and _has_bf16(row):
+                assumed.add("precision = tf32 (fp32 in the source; TensorFlow uses TF32)")
+                return "tf32"
             if word == "bf16" and has_word(row.framework, "torchtune"):
                 # recipes/configs: dtype bf16 makes weights and moments of that type as well
                 assumed.add(

@@ -81,6 +81,10 @@ def map_vision_precision(row: Row, device: Device, assumed: Assumed) -> str:
         return "fp16"
     if "tf32" in text:
         return "tf32" if has_tf32 else "fp32"
+    if row.family == "flagperf" and row.model.strip().lower() == "vit":
+        # training/nvidia/vit-pytorch/config/config_common.py: amp = True
+        assumed.add("precision = fp16 (fp32 in the source, whose configuration sets amp)")
+        return "fp16"
     if re.search(r"fp32|float32", text):
         if has_tf32:
             assumed.add("precision = tf32 (fp32 in the source; cuDNN uses TF32 unless told not to)")

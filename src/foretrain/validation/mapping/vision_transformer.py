@@ -26,6 +26,9 @@ _TIMM = re.compile(
 )
 #: The catalog's names: vit-b-16, vit-base-16.
 _CATALOG = re.compile(r"vit-(s|b|l)(?:mall|ase|arge)?-(\d+)", re.IGNORECASE)
+#: Images per step of fine-tuning in T5X's project, which takes images of 384 pixels for it
+#: (NVIDIA/JAX-Toolbox, rosetta/projects/vit/README.md); pretraining has 4096 of 224.
+FINE_TUNING = 512
 #: Names of T5X's project: "vit ViT/B-16", "vit B/16".
 _PROJECT = re.compile(r"vit (?:ViT/)?([SBL])[-/](\d+)")
 
@@ -65,7 +68,7 @@ def _shape(row: Row) -> tuple[str, int, int] | None:
     if match := _TIMM.fullmatch(name):
         return match[1], int(match[2]), int(match[3])
     if match := _PROJECT.fullmatch(name):
-        return _LETTERS[match[1]], int(match[2]), 224
+        return _LETTERS[match[1]], int(match[2]), 384 if row.gbs == FINE_TUNING else 224
     if match := _CATALOG.fullmatch(name):
         return _LETTERS[match[1].upper()], int(match[2]), 224
     return ("base", 16, 224) if name.lower() == "vit" else None

@@ -75,8 +75,8 @@ def stack_of(name: str) -> tuple[Stack, tuple[str, ...]]:
     if name and name.lower().replace("_", "-") in names("stacks"):
         return replace(load_stack(name), autocast_bytes={}), ()  # calls stand alone
     usual = load_stack(USUAL)
-    if not name:
-        return usual, (f"stack {USUAL}",)
+    if not name:  # nothing says which kernel of a narrow format: the mean of all
+        return replace(usual, low_kernels={}), (f"stack {USUAL}",)
     return replace(
         usual, gemm_kernel=name, attention_kernel=name, kernels={}, eager_bytes={}, half_share=1.0
     ), ()
