@@ -268,6 +268,9 @@ def column_times(
         kernel = kernel_for(case, head, machine)
         own = {name: column[where] for name, column in shape.items()}
         seconds, factor = case_seconds(own, kernel, machine, case, single=dtype == "fp32")
+        if int(word) == 1:
+            most = _unmasked(own, kernel, machine, case, head, single=dtype == "fp32")
+            seconds = np.minimum(seconds, most)
         beyond = measured_beyond(own, kernel, machine, dtype)
         seconds, factor = seconds * beyond.factor, beyond.band(1 - _long(own), factor)
         efficiency = float(head_efficiency(kernel.constants["e"], np.array([dim]))[0])
@@ -287,6 +290,21 @@ def column_times(
             )
         )
     return parts
+
+
+def _unmasked(
+    shape: Mapping[str, Array], kernel: Kernel, machine: Machine, case: str, head: str, *,
+    single: bool,
+) -> Array | float:  # fmt: skip
+    """Returns the seconds of the calls of a causal case without their mask, which is the most.
+
+    Both cases have constants of their own, and those of the mask are fitted to long sequences.
+    """
+    full = case.replace("causal", "full")
+    if full not in kernel.found.values:
+        return np.inf
+    plain = {**shape, "causal": np.zeros_like(shape["causal"])}
+    return case_seconds(plain, kernel_for(full, head, machine), machine, full, single=single)[0]
 
 
 def measured_beyond(
