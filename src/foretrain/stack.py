@@ -40,7 +40,8 @@ class Stack:
     host_on: Mapping[str, float] = field(default_factory=dict[str, float])  # generation: x slower
     host_backward: float = 1.0  # host time of a backward operator over that of a forward one
     sync_blocks: bool = False  # the host waits for the device after every block (timed layers)
-    rank_skew_us: float = 0.0  # and ranks then reach a collective with delays of this mean
+    launch_blocking: bool = False  # the host waits after every launch (CUDA_LAUNCH_BLOCKING=1)
+    rank_skew_us: float = 0.0  # a waiting host: ranks reach a collective with delays of this mean
     cuda_graphs: bool = False
     p2p_sync: bool = False  # the host waits for pipeline transfers
     overlap_p2p: bool = False  # interleaved schedules post their transfers early

@@ -77,6 +77,18 @@ def test_pipelines_of_the_playbook_over_nodes_ran_with_checked_collectives() -> 
     assert checked.key != replace(checked, stack={}).key
 
 
+def test_large_jobs_of_bloom_ran_with_blocking_launches() -> None:
+    row = replace(
+        ROW, family="bigscience_bloom", framework="Megatron-DeepSpeed", gpu_norm="A100-SXM"
+    )
+    large = map_row(replace(row, n_gpus=384, tp=8, pp=6, dp=8))
+    assert large.stack["launch_blocking"]
+    assert any("CUDA_LAUNCH_BLOCKING" in line for line in large.assumed)
+    small = replace(row, n_gpus=8, tp=8, pp=1, dp=1)
+    assert "launch_blocking" not in map_row(small).stack
+    assert "launch_blocking" not in map_row(replace(row, n_gpus=384, family="made")).stack
+
+
 def test_a_row_that_states_everything_needs_no_assumption() -> None:
     mapped = map_row(ROW)
     assert mapped.assumed == ()

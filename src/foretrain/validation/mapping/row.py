@@ -39,7 +39,7 @@ from foretrain.validation.mapping.recsys import (
     map_rec_stack,
     map_rec_training,
 )
-from foretrain.validation.mapping.stack import map_attention, map_checks, map_stack
+from foretrain.validation.mapping.stack import map_attention, map_blocking, map_checks, map_stack
 from foretrain.validation.mapping.training import map_training
 from foretrain.validation.mapping.vision import (
     is_convnet,
@@ -128,6 +128,7 @@ def map_row(row: Row) -> Mapped:
         "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
+        "launch_blocking": map_blocking(row, assumed) or None,
         "loss_chunks": loss_chunks(row, assumed),
         "context_gib": container_context(row, assumed),
     }

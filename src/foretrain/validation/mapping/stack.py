@@ -46,6 +46,9 @@ _TE_WORDS = ("transformer_engine", " te ", "(te)", "megatron-core", "core_", "fl
 #: attention (rosetta/projects/pax/README.md, changelog of 4/26/2024).
 _PAX_UNFUSED = ("69233e9c", "7dd2621a", "d95cb7dc", "db437900", "62799732")
 
+#: GPUs of Jean Zay from which on jobs of BLOOM always hung without CUDA_LAUNCH_BLOCKING.
+HUNG_GPUS = 320
+
 
 def map_stack(row: Row, assumed: Assumed) -> str:
     """Returns the name of a stack of the catalog.
@@ -111,6 +114,20 @@ def map_checks(row: Row, assumed: Assumed) -> bool:
     if checked:
         assumed.add("collectives checked by all ranks (TORCH_DISTRIBUTED_DEBUG, not stated)")
     return checked
+
+
+def map_blocking(row: Row, assumed: Assumed) -> bool:
+    """Returns whether the host of a row waited for the device after every launch.
+
+    BLOOM's runs of 200B parameters on Jean Zay hung from 320 GPUs on unless CUDA_LAUNCH_BLOCKING
+    was set (bigscience, train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the
+    large model"; the script of the training sets it too).
+    """
+    large = row.gpu_norm == "A100-SXM" and (row.n_gpus or 1) >= HUNG_GPUS
+    blocking = row.family == "bigscience_bloom" and large
+    if blocking:
+        assumed.add("every launch blocks (CUDA_LAUNCH_BLOCKING; without it such jobs hung)")
+    return blocking
 
 
 def map_attention(row: Row) -> str | None:
