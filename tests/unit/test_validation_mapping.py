@@ -89,6 +89,30 @@ def test_large_jobs_of_bloom_ran_with_blocking_launches() -> None:
     assert "launch_blocking" not in map_row(replace(row, n_gpus=384, family="made")).stack
 
 
+def test_an_attention_kernel_that_a_row_names_goes_before_the_stacks() -> None:
+    assert load_stack("megatron-te").attention_kernel != "flash2"
+    named = map_row(replace(ROW, attention_impl="FlashAttention-2"))
+    assert named.stack["attention_kernel"] == "flash2"
+    assert "attention_kernel" not in map_row(ROW).stack
+    titan = replace(ROW, framework="torchtitan", attention_impl="SDPA flash v2")
+    assert "attention_kernel" not in map_row(titan).stack  # it is the stack's own
+
+
+def test_flagperf_runs_what_its_pages_and_scripts_say() -> None:
+    row = replace(ROW, family="flagperf", framework="deepspeed", tp=1, dp=16)
+    assert map_stack(row, Assumed()) == "hf-deepspeed"
+    assert map_stack(replace(row, family="made"), Assumed()) == "deepspeed"
+    assert map_attention(replace(row, model="chatglm3_6b")) == "fused"
+    page = replace(row, model="llama3_8B", gpu="A100-SXM", gpu_norm="A100-SXM")
+    assert map_device(page, Assumed()).name == "a800-sxm-80gb"
+    assert map_device(replace(page, gpu_mem_gb=80.0, family="made"), Assumed()).name.startswith(
+        "a100-sxm"
+    )
+    assert map_device(replace(page, gpu="H100-SXM", gpu_norm="H100-SXM"), Assumed()).name == (
+        "h100-sxm"
+    )
+
+
 def test_a_row_that_states_everything_needs_no_assumption() -> None:
     mapped = map_row(ROW)
     assert mapped.assumed == ()

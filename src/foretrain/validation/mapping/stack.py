@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from foretrain.stack import Stack
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
 
@@ -62,6 +63,9 @@ def map_stack(row: Row, assumed: Assumed) -> str:
     if not found:
         raise Unsupported(f"no stack is near the framework {row.framework!r}")
     stack, stands_for = found[0]
+    if stack == "deepspeed" and row.family == "flagperf":
+        # */deepspeed/model of FlagPerf: LlamaForCausalLM and modules of the models' authors
+        stack = "hf-deepspeed"
     if stack == "megatron" and not stands_for:
         stack = _megatron(row, assumed)
     if stack == "torchtitan" and "torch.compile=False" in row.notes:
@@ -130,6 +134,12 @@ def map_blocking(row: Row, assumed: Assumed) -> bool:
     return blocking
 
 
+def map_kernel(row: Row, stack: Stack) -> str | None:
+    """Returns the attention kernel that a row names, None where it is the stack's or not named."""
+    named = has_word(row.attention_impl, "flashattention-2", "flash v2")
+    return "flash2" if named and stack.attention_kernel != "flash2" else None
+
+
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
@@ -137,6 +147,8 @@ def map_attention(row: Row) -> str | None:
         return "unfused"
     if row.family == "flagperf" and has_word(row.model, "baichuan2_13b"):
         return "unfused"  # its page: the model has no FlashAttention-2
+    if row.family == "flagperf" and has_word(row.model, "chatglm3_6b"):
+        return "fused"  # modeling_chatglm.py: scaled_dot_product_attention
     if not text:  # the prototype, and GPT models of HF transformers before 2024
         return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):
