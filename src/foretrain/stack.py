@@ -25,6 +25,7 @@ class Stack:
     description: str = ""
     attention: str = "fused"
     attention_kernel: str = "flash2"
+    vector_misaligned: bool = False  # batches of misaligned products run off the tensor units
     gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
     fused_scores: tuple[str, ...] = ()  # what that kernel does: alibi, relative, softcap
     fused: tuple[str, ...] = ()

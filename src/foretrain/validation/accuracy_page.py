@@ -40,7 +40,7 @@ independent check:
 - vtrain_groundtruth: host costs of the Megatron-DeepSpeed stacks; its steps of one node are read as
   sums of blocks timed one by one, without the recompute that their source states;
 - bigscience_bloom: that large jobs ran with CUDA_LAUNCH_BLOCKING was looked up where predictions
-  were too fast;
+  were too fast; that head dim 108 leaves the tensor units was read off its four runs;
 - ultrascale_playbook: the host scale of nanotron, the rate of its kernels, its gather of weights,
   checked collectives and rings over EFA were fitted on its models of 1B and 3B; that its pipelines
   over nodes ran with checks was read off all sizes;
