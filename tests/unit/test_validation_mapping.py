@@ -98,6 +98,16 @@ def test_an_attention_kernel_that_a_row_names_goes_before_the_stacks() -> None:
     assert "attention_kernel" not in map_row(titan).stack  # it is the stack's own
 
 
+def test_composer_reduces_gradients_as_its_mixed_precision_says() -> None:
+    row = replace(
+        ROW, framework="llm-foundry/Composer FSDP", precision="amp_bf16 (FSDP MP DEFAULT)"
+    )
+    roles = map_training(row, load_stack("llm-foundry"), Assumed())["precision"]
+    assert roles == {"compute": "bf16", "grad_reduce": "fp32"}
+    pure = replace(row, precision="bf16 (FSDP MP PURE)")
+    assert map_training(pure, load_stack("llm-foundry"), Assumed())["precision"] == "bf16"
+
+
 def test_flagperf_runs_what_its_pages_and_scripts_say() -> None:
     row = replace(ROW, family="flagperf", framework="deepspeed", tp=1, dp=16)
     assert map_stack(row, Assumed()) == "hf-deepspeed"
