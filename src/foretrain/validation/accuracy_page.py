@@ -37,6 +37,8 @@ independent check:
 
 - the factor 1.05 of kernels within a step: eight Megatron-LM runs on A100; stragglers: nvidia_dgxc;
   the factor of the interval ("in band"): all families;
+- overlap on Hopper: a published mean, adopted because H100 runs of fms_fsdp, llm_foundry_mpt and
+  nemo_megatron_bridge came out fast;
 - vtrain_groundtruth: host costs of the Megatron-DeepSpeed stacks; its steps of one node are read as
   sums of blocks timed one by one, without the recompute that their source states;
 - bigscience_bloom: that large jobs ran with CUDA_LAUNCH_BLOCKING was looked up where predictions
