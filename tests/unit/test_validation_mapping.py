@@ -108,6 +108,15 @@ def test_composer_reduces_gradients_as_its_mixed_precision_says() -> None:
     assert map_training(pure, load_stack("llm-foundry"), Assumed())["precision"] == "bf16"
 
 
+def test_software_without_scattered_boundaries_sends_them_whole() -> None:
+    row = replace(ROW, family="oneflow_dlperf", framework="OneFlow-GPT", tp=4, pp=4, dp=1)
+    assert map_row(row).stack["scatter_gather"] is False
+    early = replace(row, framework="Megatron-LM", framework_version="2021-05")
+    assert map_row(early).stack["scatter_gather"] is False
+    assert "scatter_gather" not in map_row(replace(early, family="made")).stack
+    assert "scatter_gather" not in map_row(replace(row, pp=1, dp=4)).stack
+
+
 def test_flagperf_runs_what_its_pages_and_scripts_say() -> None:
     row = replace(ROW, family="flagperf", framework="deepspeed", tp=1, dp=16)
     assert map_stack(row, Assumed()) == "hf-deepspeed"

@@ -44,6 +44,7 @@ from foretrain.validation.mapping.stack import (
     map_blocking,
     map_checks,
     map_kernel,
+    map_scatter,
     map_stack,
 )
 from foretrain.validation.mapping.training import map_training
@@ -135,6 +136,7 @@ def map_row(row: Row) -> Mapped:
         "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
+        "scatter_gather": map_scatter(row, assumed),
         "launch_blocking": map_blocking(row, assumed) or None,
         "loss_chunks": loss_chunks(row, assumed),
         "context_gib": container_context(row, assumed),
