@@ -25,6 +25,7 @@ class Stack:
     description: str = ""
     attention: str = "fused"
     attention_kernel: str = "flash2"
+    vector_misaligned: bool = False  # batches of misaligned products run off the tensor units
     gemm_kernel: str = ""  # a kernel with constants of its own in gemm.toml; "": the usual library
     #: Kernels of products narrower than 16 bits, by format, where no `gemm_kernel` is named.
     low_kernels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -42,7 +43,8 @@ class Stack:
     host_on: Mapping[str, float] = field(default_factory=dict[str, float])  # generation: x slower
     host_backward: float = 1.0  # host time of a backward operator over that of a forward one
     sync_blocks: bool = False  # the host waits for the device after every block (timed layers)
-    rank_skew_us: float = 0.0  # and ranks then reach a collective with delays of this mean
+    launch_blocking: bool = False  # the host waits after every launch (CUDA_LAUNCH_BLOCKING=1)
+    rank_skew_us: float = 0.0  # a waiting host: ranks reach a collective with delays of this mean
     cuda_graphs: bool = False
     p2p_sync: bool = False  # the host waits for pipeline transfers
     overlap_p2p: bool = False  # interleaved schedules post their transfers early

@@ -69,6 +69,19 @@ def test_blocks_that_start_from_idle_add_up(tp: int, layers: int, host_s: float)
     assert folded.step_s >= simulate(program.program, times).step_s * (1 - 1e-9)
 
 
+@settings(max_examples=15)
+@given(tp=st.sampled_from([1, 2]), layers=st.integers(1, 3), host_s=st.floats(0.0, 5e-5))
+def test_launches_that_block_add_up(tp: int, layers: int, host_s: float) -> None:
+    program = compile_small(gpt(layers=layers), Plan(preset="megatron", tp=tp), 2)
+    times = flat_times(program.program, host_s=host_s)
+    blocking = replace(times, blocking=True)
+    folded, flat = (simulate(program.program, blocking, flat=flat) for flat in (False, True))
+    assert flat.step_s == pytest.approx(folded.step_s, rel=1e-3)
+    check_parts(folded)
+    synced = simulate(program.program, replace(times, synced=True))
+    assert folded.step_s >= synced.step_s * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("cause", ["boundary", "gradients"])
 def test_folded_equals_flat_when_collectives_over_tp_meet(cause: str) -> None:
     if cause == "boundary":

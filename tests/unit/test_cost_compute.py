@@ -97,6 +97,22 @@ def test_misaligned_rows_are_slower():
     assert 1.5 < odd / aligned < 2.1
 
 
+def test_batches_of_misaligned_products_may_leave_the_tensor_units():
+    """pytorch issue 83272: A100, bf16, 12.2 TFLOP/s with CUDA 11.6 and 85.6 with 11.7."""
+    odd, even = gemm(1024, 140, 1024, b=384), gemm(1024, 128, 1024, b=384)
+
+    def tflops(event: ComputeEvent, *, old: bool) -> float:
+        library = replace(stack(), vector_misaligned=old)
+        model = build_cost_model(cluster("a100-sxm-80gb"), library, warm=False)
+        return event.flops / us(model, event)[0] / 1e6
+
+    assert tflops(odd, old=True) == pytest.approx(12.2, rel=0.05)
+    assert tflops(odd, old=False) == pytest.approx(85.6, rel=0.25)
+    assert tflops(even, old=True) == tflops(even, old=False) == pytest.approx(132.5, rel=0.15)
+    single = gemm(8192, 140, 8192)
+    assert tflops(single, old=True) == tflops(single, old=False)
+
+
 def test_batched_gemm_fills_waves():
     model = build_cost_model(cluster("b200-sxm"), stack())
     one, four = us(model, gemm(256, 256, 1024), gemm(256, 256, 1024, b=4))

@@ -153,6 +153,18 @@ def test_checks_make_a_small_step_wait_for_the_host() -> None:
     assert checked.step_time_s.value > layers * microbatches * collectives * check_s
 
 
+def test_a_host_that_waits_for_every_launch_hides_nothing() -> None:
+    def step(host_op_us: float, blocking: bool) -> float:
+        run = run_of(0, launch_blocking=blocking, host_op_us=host_op_us, host_op_us_by={})
+        return predict(run).step_time_s.value
+
+    # device-bound: launches cost little unless they block, then every one of them counts
+    assert step(1.0, True) > step(1.0, False)
+    more = step(2.0, True) - step(1.0, True)
+    assert more > 2.0 * abs(step(2.0, False) - step(1.0, False))
+    assert step(3.0, True) - step(2.0, True) == pytest.approx(more, rel=1e-6)
+
+
 def test_older_libraries_slow_kernels_only() -> None:
     now, then = (predict(run_of(1, kernel_factor=factor)) for factor in (1.0, 1.5))
     kernels = [

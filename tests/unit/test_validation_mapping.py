@@ -77,6 +77,61 @@ def test_pipelines_of_the_playbook_over_nodes_ran_with_checked_collectives() -> 
     assert checked.key != replace(checked, stack={}).key
 
 
+def test_large_jobs_of_bloom_ran_with_blocking_launches() -> None:
+    row = replace(
+        ROW, family="bigscience_bloom", framework="Megatron-DeepSpeed", gpu_norm="A100-SXM"
+    )
+    large = map_row(replace(row, n_gpus=384, tp=8, pp=6, dp=8))
+    assert large.stack["launch_blocking"]
+    assert any("CUDA_LAUNCH_BLOCKING" in line for line in large.assumed)
+    small = replace(row, n_gpus=8, tp=8, pp=1, dp=1)
+    assert "launch_blocking" not in map_row(small).stack
+    assert "launch_blocking" not in map_row(replace(row, n_gpus=384, family="made")).stack
+
+
+def test_an_attention_kernel_that_a_row_names_goes_before_the_stacks() -> None:
+    assert load_stack("megatron-te").attention_kernel != "flash2"
+    named = map_row(replace(ROW, attention_impl="FlashAttention-2"))
+    assert named.stack["attention_kernel"] == "flash2"
+    assert "attention_kernel" not in map_row(ROW).stack
+    titan = replace(ROW, framework="torchtitan", attention_impl="SDPA flash v2")
+    assert "attention_kernel" not in map_row(titan).stack  # it is the stack's own
+
+
+def test_composer_reduces_gradients_as_its_mixed_precision_says() -> None:
+    row = replace(
+        ROW, framework="llm-foundry/Composer FSDP", precision="amp_bf16 (FSDP MP DEFAULT)"
+    )
+    roles = map_training(row, load_stack("llm-foundry"), Assumed())["precision"]
+    assert roles == {"compute": "bf16", "grad_reduce": "fp32"}
+    pure = replace(row, precision="bf16 (FSDP MP PURE)")
+    assert map_training(pure, load_stack("llm-foundry"), Assumed())["precision"] == "bf16"
+
+
+def test_software_without_scattered_boundaries_sends_them_whole() -> None:
+    row = replace(ROW, family="oneflow_dlperf", framework="OneFlow-GPT", tp=4, pp=4, dp=1)
+    assert map_row(row).stack["scatter_gather"] is False
+    early = replace(row, framework="Megatron-LM", framework_version="2021-05")
+    assert map_row(early).stack["scatter_gather"] is False
+    assert "scatter_gather" not in map_row(replace(early, family="made")).stack
+    assert "scatter_gather" not in map_row(replace(row, pp=1, dp=4)).stack
+
+
+def test_flagperf_runs_what_its_pages_and_scripts_say() -> None:
+    row = replace(ROW, family="flagperf", framework="deepspeed", tp=1, dp=16)
+    assert map_stack(row, Assumed()) == "hf-deepspeed"
+    assert map_stack(replace(row, family="made"), Assumed()) == "deepspeed"
+    assert map_attention(replace(row, model="chatglm3_6b")) == "fused"
+    page = replace(row, model="llama3_8B", gpu="A100-SXM", gpu_norm="A100-SXM")
+    assert map_device(page, Assumed()).name == "a800-sxm-80gb"
+    assert map_device(replace(page, gpu_mem_gb=80.0, family="made"), Assumed()).name.startswith(
+        "a100-sxm"
+    )
+    assert map_device(replace(page, gpu="H100-SXM", gpu_norm="H100-SXM"), Assumed()).name == (
+        "h100-sxm"
+    )
+
+
 def test_a_row_that_states_everything_needs_no_assumption() -> None:
     mapped = map_row(ROW)
     assert mapped.assumed == ()

@@ -70,7 +70,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         | BLOOM,
         training(2048, "fp16", global_batch=2048, microbatch=4),
         {"preset": "deepspeed", "tp": 8, "pp": 6, "zero": 1, "recompute": "full"},
-        ("sequence_parallel",),
+        ("sequence_parallel", "every launch blocks"),
     ),
     "decentralized_fm_v100-0146": (
         "64x1 v100-sxm-16gb, 1x10G ethernet",
@@ -114,7 +114,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         ("sequence_parallel",),
     ),
     "flagperf-0096": (
-        "1x8 a100-sxm-80gb",
+        "1x8 a800-sxm-80gb",
         "megatron-te",
         "fused",
         LLAMA3_8B,
@@ -162,7 +162,7 @@ EXPECTED: Mapping[str, tuple[str, str, str | None, Any, Any, Any, tuple[str, ...
         "llm-foundry",
         "fused",
         mpt(24, 1024, 16, kv_heads=16, head_dim=64, vocab=50368) | {"max_positions": 32768},
-        training(32768, "bf16", global_batch=32, microbatch=2),
+        training(32768, {"compute": "bf16", "grad_reduce": "fp32"}, global_batch=32, microbatch=2),
         {"preset": "fsdp", "tp": 1, "pp": 1, "zero": 3, "recompute": "none"},
         (),
     ),

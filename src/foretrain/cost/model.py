@@ -91,6 +91,7 @@ class CostModel:
             out_s=_array([a.out_s for a in answers]),
             in_s=_array([a.in_s for a in answers]),
             synced=self.stack.sync_blocks,
+            blocking=self.stack.launch_blocking,
         )
 
     def overlap(self, category: str) -> tuple[float, float]:
@@ -203,10 +204,11 @@ def _waited_for(answer: Answer, event: CommEvent, stack: Stack) -> Answer:
     """Returns the time of a collective with the wait for the last of its ranks to get there.
 
     A rank that runs behind its host does not feel when exactly the host launched; one that begins
-    every block from idle does. Their delays are taken as exponential with the mean `rank_skew_us`:
-    of n ranks the last is sum(1/i) of them late, i = 1 ... n, the average one 1.
+    every block or every kernel from idle does. Their delays are taken as exponential with the mean
+    `rank_skew_us`: of n ranks the last is sum(1/i) of them late, i = 1 ... n, the average one 1.
     """
-    if not stack.sync_blocks or event.collective == "send_recv":
+    waits = stack.sync_blocks or stack.launch_blocking
+    if not waits or event.collective == "send_recv":
         return answer
     wait = stack.rank_skew_us * US * sum(1.0 / i for i in range(2, len(event.ranks) + 1))
     return replace(

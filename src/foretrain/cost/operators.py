@@ -148,7 +148,8 @@ def _gemm(columns: dict[str, Array], ops: Operators, machine: Machine) -> Times:
         "row": columns["m"] if weight else columns["k"],
         "out_bytes": columns.get("out_bytes", size * ones),
     }
-    loss = gemm.alignment_loss(table, dtype, kernel_dtype)
+    batched = gemm.vector_loss(machine, kernel_dtype)
+    loss = gemm.alignment_loss(table, dtype, kernel_dtype, batched)
     seconds = gemm.column_seconds(table, loss, dtype, machine, found.values).seconds
     beyond = gemm.measured_beyond(table, loss, found, machine, kernel_dtype)
     seconds = seconds * beyond.factor

@@ -21,7 +21,8 @@ class Prices:
     `travel_s` is the part of the latency of a message in which it holds no link (None: nowhere).
     `out_s` and `in_s` are the seconds that an event keeps the link between device and node, in
     either direction, if nothing else bounds it (None: nowhere).
-    `synced` says that the host waits for the device after every block.
+    `synced` says that the host waits for the device after every block, `blocking` that it does
+    after every launch.
     """
 
     value_s: NDArray[np.float64]
@@ -38,3 +39,4 @@ class Prices:
     out_s: NDArray[np.float64] | None = None
     in_s: NDArray[np.float64] | None = None
     synced: bool = False
+    blocking: bool = False

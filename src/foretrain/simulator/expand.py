@@ -111,6 +111,7 @@ class _Expander:
         self.streams: dict[tuple[int, str], int] = {}
         self.links = Links(times)
         self.debt: dict[int, float] = {}
+        self.blocked: dict[int, tuple[int, ...]] = {}  # what a blocking launch waits for
 
     def build(self) -> Expanded:
         """Returns the expanded program."""
@@ -146,6 +147,7 @@ class _Expander:
         Host time that follows a launch (`debt`) is paid by the next host task, or by one of its
         own when that one has to wait for something first.
         """
+        preds = (*preds, *self.blocked.pop(device, ()))
         debt = self.debt.pop(device, 0.0)
         if debt > 0.0 and preds:
             self._host_task(device, entry, debt, ())
@@ -176,6 +178,9 @@ class _Expander:
             if isinstance(entry, Comm):
                 done.append(self._comm(device, rank, i, entry, after, computed, quiet[i]))
                 self.out.comm_task[device, i] = done[-1]
+                # sends and receives are paired: none of them may keep its host from the next
+                if self.times.blocking and entry.category != "pp":
+                    self.blocked[device] = (done[-1],)
                 continue
             first = len(self.out.info)
             folded = not self.flat and (quiet[i] or not self.times.fluid)
@@ -226,11 +231,10 @@ class _Expander:
         for position, index in enumerate(run.segments):
             items = self.program.segments[index].items
             tasks: list[int] = []
-            if self.times.synced:
+            if self.times.synced or self.times.blocking:
                 synced = (*computed, *waiting)
             for j, item in enumerate(items):
                 launched = self.host(device, i, self.times.host[item.event], synced)
-                synced = ()
                 waits = tuple(tasks[w] for w in item.waits)
                 if item.stream == "compute":
                     preds = (*launched, *waits, *waiting)
@@ -241,6 +245,7 @@ class _Expander:
                     where = (i, position, j)
                     preds = (*launched, *waits, *computed, *waiting)
                     tasks.append(self._comm_item(device, rank, where, item, preds))
+                synced = (tasks[-1],) if self.times.blocking else ()
             if tasks:
                 last = self._close(device, i, tasks)
                 computed = (last,)

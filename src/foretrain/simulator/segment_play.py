@@ -8,6 +8,7 @@ time the host gets there, and two outputs, the time all is done and the time the
 
 so equal layers are played once and chained exactly. docs/explain/simulation.md derives it. Where
 the host waits for the device after every block, K = A = C: the time from an idle start to the end.
+Where it waits after every launch, that is the sum of all launches and all events.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class EventTimes:
         default_factory=dict[int, tuple[float, float]]
     )
     synced: bool = False  # the host waits for the device after every segment
+    blocking: bool = False  # and after every launch
 
     def gammas(self, category: str) -> tuple[float, float]:
         """Returns (press, slowed) of a communication category, zero in plain mode."""
@@ -85,6 +87,8 @@ class PlayedItem:
 
 def play_segment(segment: Segment, times: EventTimes) -> tuple[Macro, list[PlayedItem]]:
     """Returns the macro step of one segment and when its items ran with an idle host."""
+    if times.blocking:
+        return _one_by_one(segment.items, times)
     overlapping = times.fluid and _may_overlap(segment.items)
     played = _fluid(segment, times) if overlapping else _walk(segment.items, times, 0.0, NEVER)
     gpu = max((p.finish for p in played), default=0.0)
@@ -102,6 +106,20 @@ def play_segment(segment: Segment, times: EventTimes) -> tuple[Macro, list[Playe
         parts=_parts(played, gpu),
     )
     return macro, played
+
+
+def _one_by_one(items: Sequence[Item], times: EventTimes) -> tuple[Macro, list[PlayedItem]]:
+    """The segment where the host launches nothing before the last event has ended."""
+    clock = 0.0
+    parts: dict[str, float] = {}
+    played: list[PlayedItem] = []
+    for item in items:
+        for name, seconds in (("host", times.host), (item.category, times.value)):
+            parts[name] = parts.get(name, 0.0) + seconds[item.event]
+        start = clock + times.host[item.event]
+        clock = start + times.value[item.event]
+        played.append(PlayedItem(item=item, start=start, finish=clock))
+    return Macro(gpu=clock, lag=clock, host=clock, parts=parts), played
 
 
 def _may_overlap(items: Sequence[Item]) -> bool:

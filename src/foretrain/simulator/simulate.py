@@ -44,6 +44,7 @@ def event_times(
         overlap=overlap,
         fluid=not plain,
         synced=prices.synced,
+        blocking=prices.blocking,
         travel={}
         if prices.travel_s is None
         else {i: float(v) for i, v in enumerate(prices.travel_s) if v > 0.0},

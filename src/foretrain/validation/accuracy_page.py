@@ -37,13 +37,18 @@ independent check:
 
 - the factor 1.05 of kernels within a step: eight Megatron-LM runs on A100; stragglers: nvidia_dgxc;
   the factor of the interval ("in band"): all families;
+- overlap on Hopper: a published mean, adopted because H100 runs of fms_fsdp, llm_foundry_mpt and
+  nemo_megatron_bridge came out fast;
 - vtrain_groundtruth: host costs of the Megatron-DeepSpeed stacks; its steps of one node are read as
   sums of blocks timed one by one, without the recompute that their source states;
+- bigscience_bloom: that large jobs ran with CUDA_LAUNCH_BLOCKING was looked up where predictions
+  were too fast; that head dim 108 leaves the tensor units was read off its four runs;
 - ultrascale_playbook: the host scale of nanotron, the rate of its kernels, its gather of weights,
   checked collectives and rings over EFA were fitted on its models of 1B and 3B; that its pipelines
   over nodes ran with checks was read off all sizes;
-- flagperf: stacks by its scripts, looked up where predictions were too fast; llm-foundry: the
-  attention kernel (two runs); the default stack of preset megatron on Ampere;
+- oneflow_dlperf: that its pipelines send whole boundaries was read off its three of Megatron-LM;
+- flagperf: stacks by its scripts, devices by its pages, looked up where predictions were too fast;
+  llm-foundry: the attention kernel (two runs); the default stack of preset megatron on Ampere;
 - internevo: rings over RoCE on A100 nodes were fitted on its rows with tp 1; how it reduces
   gradients and hands out weights was looked up in its code where predictions were too fast;
   jax_toolbox: which containers of Pax had flash attention, likewise;

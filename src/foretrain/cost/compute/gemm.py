@@ -85,7 +85,7 @@ def _price_dtype(events: Sequence[ComputeEvent], dtype: str, machine: Machine) -
     kernel_dtype = dtype_of(dtype, machine)
     found = constants_for(machine, kernel_dtype)
     columns = _columns(events, dtype)
-    loss = alignment_loss(columns, dtype, kernel_dtype)
+    loss = alignment_loss(columns, dtype, kernel_dtype, vector_loss(machine, kernel_dtype))
     times = column_seconds(columns, loss, dtype, machine, found.values)
     beyond = measured_beyond(columns, loss, found, machine, kernel_dtype)
     seconds = times.seconds * beyond.factor
@@ -186,10 +186,25 @@ def dtype_of(dtype: str, machine: Machine) -> str:
     return "fp32"
 
 
-def alignment_loss(columns: Mapping[str, Array], dtype: str, kernel_dtype: str) -> Array:
+def vector_loss(machine: Machine, kernel_dtype: str) -> float:
+    """Returns what divides the efficiency of batched products that are misaligned (1: nothing).
+
+    The libraries of some stacks have no kernels for them on tensor units: they run at the rate of
+    fp32 (stack, `vector_misaligned`).
+    """
+    if not machine.stack.vector_misaligned:
+        return 1.0
+    share = machine.peak("fp32") / machine.peak(kernel_dtype)
+    return max(1.0, 1.0 / (share * float(load("gemm")["rules"]["vector_gain"])))
+
+
+def alignment_loss(
+    columns: Mapping[str, Array], dtype: str, kernel_dtype: str, batched: float = 1.0
+) -> Array:
     """Returns what divides the efficiency: rows that tensor units cannot load in whole vectors.
 
-    `columns["row"]` is the length of an operand's rows (k, in a weight gradient m).
+    `columns["row"]` is the length of an operand's rows (k, in a weight gradient m); `batched` is at
+    least what divides the efficiency of several such products in one call.
     """
     row, n = columns["row"], columns["n"]
     if kernel_dtype in _VECTOR:
@@ -199,7 +214,8 @@ def alignment_loss(columns: Mapping[str, Array], dtype: str, kernel_dtype: str) 
     elements = 2.0 ** round(log2(rules["align_bytes"] / size))  # block scales lie elsewhere
     odd = (row % 2 == 1) | (n % 2 == 1)
     loose = (row % elements != 0) | (n % elements != 0)
-    return np.where(odd, rules["odd_penalty"], np.where(loose, rules["align_penalty"], 1.0))
+    loss = np.where(odd, rules["odd_penalty"], np.where(loose, rules["align_penalty"], 1.0))
+    return np.where((loss > 1.0) & (columns["b"] > 1.0), np.maximum(loss, batched), loss)
 
 
 def bands(found: Constants, columns: Mapping[str, Array], beyond: Beyond) -> Array:

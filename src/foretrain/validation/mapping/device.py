@@ -43,7 +43,9 @@ def map_device(row: Row, assumed: Assumed) -> Device:
 
 
 def _special(row: Row) -> str | None:
-    """A variant that only the printed text tells apart."""
+    """A variant that only the printed text or the page of the source tells apart."""
+    if row.family == "flagperf" and row.model == "llama3_8B" and row.gpu_norm == "A100-SXM":
+        return "a800-sxm"  # llama3_8B-megatron/README.md: NVIDIA_A800-SXM4-80GB in a DGX A800
     text = row.gpu.lower()
     if "h100" in text and "96gb" in text.replace(" ", ""):
         return "h100-sxm-96gb-500w"

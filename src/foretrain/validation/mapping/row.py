@@ -40,7 +40,14 @@ from foretrain.validation.mapping.recsys import (
     map_rec_stack,
     map_rec_training,
 )
-from foretrain.validation.mapping.stack import map_attention, map_checks, map_stack
+from foretrain.validation.mapping.stack import (
+    map_attention,
+    map_blocking,
+    map_checks,
+    map_kernel,
+    map_scatter,
+    map_stack,
+)
 from foretrain.validation.mapping.training import map_training
 from foretrain.validation.mapping.vision import (
     is_convnet,
@@ -126,9 +133,12 @@ def map_row(row: Row) -> Mapped:
         plan["recompute"] = map_apart(assumed)
     used = {
         "attention": map_attention(row) or ("unfused" if bert else None),
+        "attention_kernel": map_kernel(row, stack),
         "optimizer": "fused" if has_word(row.optimizer, "fused") else None,
         "checked_collectives": map_checks(row, assumed) or None,
         "sync_blocks": apart or None,
+        "scatter_gather": map_scatter(row, assumed),
+        "launch_blocking": map_blocking(row, assumed) or None,
         "loss_chunks": loss_chunks(row, assumed),
         "context_gib": container_context(row, assumed),
         **row_scales(row, assumed),

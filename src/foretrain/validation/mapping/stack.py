@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from foretrain.stack import Stack
 from foretrain.validation.mapping.words import Assumed, Unsupported, has_word
 from foretrain.validation.rows import Row
 
@@ -46,6 +47,9 @@ _TE_WORDS = ("transformer_engine", " te ", "(te)", "megatron-core", "core_", "fl
 #: attention (rosetta/projects/pax/README.md, changelog of 4/26/2024).
 _PAX_UNFUSED = ("69233e9c", "7dd2621a", "d95cb7dc", "db437900", "62799732")
 
+#: GPUs of Jean Zay from which on jobs of BLOOM always hung without CUDA_LAUNCH_BLOCKING.
+HUNG_GPUS = 320
+
 
 def map_stack(row: Row, assumed: Assumed) -> str:
     """Returns the name of a stack of the catalog.
@@ -59,6 +63,9 @@ def map_stack(row: Row, assumed: Assumed) -> str:
     if not found:
         raise Unsupported(f"no stack is near the framework {row.framework!r}")
     stack, stands_for = found[0]
+    if stack == "deepspeed" and row.family == "flagperf":
+        # */deepspeed/model of FlagPerf: LlamaForCausalLM and modules of the models' authors
+        stack = "hf-deepspeed"
     if stack == "megatron" and not stands_for:
         stack = _megatron(row, assumed)
     if stack == "torchtitan" and "torch.compile=False" in row.notes:
@@ -113,6 +120,41 @@ def map_checks(row: Row, assumed: Assumed) -> bool:
     return checked
 
 
+def map_blocking(row: Row, assumed: Assumed) -> bool:
+    """Returns whether the host of a row waited for the device after every launch.
+
+    BLOOM's runs of 200B parameters on Jean Zay hung from 320 GPUs on unless CUDA_LAUNCH_BLOCKING
+    was set (bigscience, train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the
+    large model"; the script of the training sets it too).
+    """
+    large = row.gpu_norm == "A100-SXM" and (row.n_gpus or 1) >= HUNG_GPUS
+    blocking = row.family == "bigscience_bloom" and large
+    if blocking:
+        assumed.add("every launch blocks (CUDA_LAUNCH_BLOCKING; without it such jobs hung)")
+    return blocking
+
+
+def map_scatter(row: Row, assumed: Assumed) -> bool | None:
+    """Returns False where every tp rank sends the whole boundary of a stage, else None: the stack.
+
+    OneFlow has no option to send parts of it. DLPerf ran a Megatron-LM of early 2021 (commit
+    8aa4619f, Megatron-LM/README.md of the source): its pipelines over one NIC are as slow as whole
+    boundaries make them, so it is taken to be older than the option.
+    """
+    oneflow = has_word(row.framework, "oneflow", "libai")
+    early = row.family == "oneflow_dlperf" and has_word(row.framework, "megatron")
+    if not (oneflow or early) or (row.pp or 1) == 1 or (row.tp or 1) == 1:
+        return None
+    assumed.add("every tp rank sends the whole boundary of a stage (not stated)")
+    return False
+
+
+def map_kernel(row: Row, stack: Stack) -> str | None:
+    """Returns the attention kernel that a row names, None where it is the stack's or not named."""
+    named = has_word(row.attention_impl, "flashattention-2", "flash v2")
+    return "flash2" if named and stack.attention_kernel != "flash2" else None
+
+
 def map_attention(row: Row) -> str | None:
     """Returns fused or unfused where the source says so, None where the stack decides."""
     text = row.attention_impl
@@ -120,6 +162,8 @@ def map_attention(row: Row) -> str | None:
         return "unfused"
     if row.family == "flagperf" and has_word(row.model, "baichuan2_13b"):
         return "unfused"  # its page: the model has no FlashAttention-2
+    if row.family == "flagperf" and has_word(row.model, "chatglm3_6b"):
+        return "fused"  # modeling_chatglm.py: scaled_dot_product_attention
     if not text:  # the prototype, and GPT models of HF transformers before 2024
         return "unfused" if has_word(row.framework, "dedloc", "hf transformers") else None
     if has_word(text, "unfused", "no flashattention", "eager", "local", "math"):

@@ -49,6 +49,9 @@ def _precision(row: Row, stack: Stack, assumed: Assumed) -> str | dict[str, str]
         return dict(_PURE_WITH_FP32_SUMS)
     if word == "fp16" and has_word(row.framework, "dedloc"):
         return dict(_HALF_WITH_MASTER)
+    if word in ("bf16", *LOW) and has_word(row.precision, "fsdp mp default"):
+        # Composer's MixedPrecision: DEFAULT reduces in fp32, PURE in the dtype of the computation
+        return {"compute": word, "grad_reduce": "fp32"}
     return _with_gradients(word, stack, assumed)
 
 
