@@ -104,6 +104,8 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     if plan.recompute.mode == "none" and plan.recompute.layers is not None:
         plan = replace(plan, recompute=Recompute())
         idle("recompute.layers", "the mode is none")
+    if plan.offload == "none" and "optimizer_offload_fraction" in given:
+        idle("optimizer_offload_fraction", "offload is none")
     sharded = plan.preset == "fsdp" or plan.zero == 3
     for key in ("reshard", "prefetch"):
         if key in given and not sharded:

@@ -23,6 +23,7 @@ from foretrain.run.defaults import (
 )
 from foretrain.run.fields import Fields, collect_fields
 from foretrain.run.given_tree import adopt_tree, check_tree
+from foretrain.run.idle_roles import idle_roles
 from foretrain.run.lookups import read_table_optimizer, with_lookups
 from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
@@ -105,9 +106,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
-    if training.optimizer == "none" and plan.offload == "optimizer" and tree is None:
-        plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
-        warnings.append("plan.offload has no effect: the optimizer is none")
+    if tree is None:
+        plan = _without_idle_offload(plan, training, warnings)
     lines += stack_lines(model, stack, training.roles, words.roles)
     if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
         stack = replace(stack, autocast_bytes={})
@@ -117,6 +117,9 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         if tree is not None:
             size = cluster.world_size
             fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
+        warnings += idle_roles(
+            words.roles, plan, stack, optimizer=training.optimizer, data=dp * plan.cp
+        )
         sequence = training.sequence or 0
         warnings += plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
     return RunSpec(
@@ -129,6 +132,14 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         warnings=tuple(warnings),
         source={key: value for key, value in fields.values.items() if value},
     )
+
+
+def _without_idle_offload(plan: Plan, training: Training, warnings: list[str]) -> Plan:
+    """The plan without an offload that has nothing to move."""
+    if training.optimizer != "none" or plan.offload != "optimizer":
+        return plan
+    warnings.append("plan.offload has no effect: the optimizer is none")
+    return replace(plan, offload="none", optimizer_offload_fraction=1.0)
 
 
 def _divide_layers(plan: Plan, model: Model, stack: Stack, lines: list[str]) -> Plan:
@@ -168,7 +179,7 @@ def _read_words(
     has_bf16 = cluster is None or cluster.device.supports("bf16")
     default = "bf16" if has_bf16 else "fp16"
     precision, roles = read_precision(section, default)
-    if not section.has("precision"):
+    if not section.has("precision") or (roles and "compute" not in roles):
         why = "not given" if has_bf16 else "not given; the device has no bf16"
         lines.append(f"precision = {precision} ({why})")
     optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS)

@@ -96,6 +96,8 @@ def _offload(section: Section) -> str:
 def _fraction(section: Section) -> float:
     """The share of the parameters whose optimizer states are offloaded."""
     key = "optimizer_offload_fraction"
+    if _offload(section) == "none" and section.has("offload"):
+        return 1.0  # drop_idle_settings says that it has no effect
     value = section.number(key)
     if value is None:
         return 1.0
