@@ -13,6 +13,7 @@ from typing import Any
 
 from foretrain.errors import Problem
 from foretrain.graph.precision import REMAINDER
+from foretrain.run.aliases import PRECISION_SYNONYMS
 from foretrain.run.values import as_flag
 
 _GRADIENTS = ("precision.grad_accumulate", "precision.grad_reduce")
@@ -50,7 +51,12 @@ def expand(
 
 
 def _both(value: Any) -> dict[str, Any]:
-    return dict.fromkeys(_GRADIENTS, value)
+    return dict.fromkeys(_GRADIENTS, _dtype(value))
+
+
+def _dtype(value: Any) -> Any:
+    """A dtype in our spelling, so that two words that say the same are known to."""
+    return PRECISION_SYNONYMS.get(str(value).strip().lower(), value)
 
 
 def _aware(beside: Mapping[str, Any]) -> bool:
@@ -60,7 +66,7 @@ def _aware(beside: Mapping[str, Any]) -> bool:
 
 
 def _master(value: Any, beside: Mapping[str, Any]) -> Mapping[str, Any]:
-    whole = str(value).lower().removeprefix("torch.") in ("fp32", "float32")
+    whole = _dtype(value) == "fp32"
     return {"precision.master": REMAINDER if whole and _aware(beside) else value}
 
 
