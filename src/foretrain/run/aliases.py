@@ -40,6 +40,7 @@ PLAN_KEYS = (
     "stages",
     "recompute",
     "reshard",
+    "no_sync",
     "offload",
     "optimizer_offload_fraction",
     "cpu_offloading_num_layers",
@@ -156,6 +157,7 @@ PLAN_ALIASES: Mapping[str, str] = {
     "reshard_after_forward": "reshard",
     "activation_offload_layers": "cpu_offloading_num_layers",
     "optimizer_cpu_offload": "offload",
+    "sync_each_batch": "no_sync",
     "bucket_cap_mb": "bucket_mib",
     "ddp_bucket_cap_mb": "bucket_mib",
     "overlap_grad_reduce": "overlap.grad",
@@ -169,7 +171,7 @@ PLAN_ALIASES: Mapping[str, str] = {
     "overlap_p2p_communication": "overlap.p2p",
 }
 
-#: Words whose alias above is not all that they say: run/megatron_words.py reads them.
+#: Words whose alias above is not all that they say: run/foreign_words.py reads them.
 SEVERAL = (
     "grad_reduce_in_bf16",
     "grad_reduce_in_fp32",
@@ -179,6 +181,7 @@ SEVERAL = (
     "main_grads_dtype",
     "main_params_dtype",
     "optimizer_cpu_offload",
+    "sync_each_batch",
 )
 
 ALIASES: Mapping[str, Mapping[str, str]] = {"training": TRAINING_ALIASES, "plan": PLAN_ALIASES}

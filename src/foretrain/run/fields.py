@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from foretrain.errors import FileFormatError, InputError, Problem, nearest
 from foretrain.run import aliases
+from foretrain.run.foreign_words import expand
 from foretrain.run.layout import parse_plan_text
-from foretrain.run.megatron_words import expand
 from foretrain.run.yaml_file import Document, parse_scalar
 
 #: Fields that are plain text: a flag or --set is not read as YAML, unless it is a mapping.
@@ -126,7 +126,7 @@ def _read_keys(fields: Fields, document: Document, section: str, given: str, val
             inside = "." in part and _stored(fields, path) is not None
             if inside or fields.places.get(path, place) != place:
                 if (len(parts) > 1 or own is not item) and _stored(fields, path) == own:
-                    continue  # two words of Megatron that say the same
+                    continue  # two words of a tool that say the same
                 what = f"{part} is given twice, as {key!r} and under another name"
                 fields.problems.append(Problem(what=what, where=place, value=item))
                 break
@@ -142,7 +142,7 @@ def _expanded(
     beside: Mapping[str, Any],
     place: str,
 ) -> Mapping[str, Any]:
-    """What a key sets: the field of its name, or those that a word of Megatron stands for."""
+    """What a key sets: the field of its name, or those that a word of another tool stands for."""
     found = expand(section, aliases.plain(key), value, beside, place)
     if isinstance(found, Problem):
         fields.problems.append(found)

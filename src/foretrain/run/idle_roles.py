@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from foretrain.run.stacks import ROLES
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
 
@@ -19,9 +20,11 @@ def idle_roles(
 
     `data` ranks hold the same weights. Where products of weight gradients add to the sum themselves
     no tensor of role `grad` exists, unless a bucket or a reduction after every backward needs one.
-    A tree or overrides may lay gradients out in any way: of them nothing is said.
+    A tree or overrides may lay gradients out in any way: of them nothing is said, nor of a list of
+    all roles, as the JSON of a run has it.
     """
-    if plan.tree is not None or plan.overrides:
+    whole = set(ROLES) - {"second_moment"} <= set(given)
+    if plan.tree is not None or plan.overrides or whole:
         return []
     adds = "wgrad_accumulate" in stack.fused and not stack.late_accumulate
     staged = stack.flat_buckets or plan.preset in ("ddp", "deepspeed")

@@ -107,7 +107,7 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     if training is None:
         return None
     if tree is None:
-        plan = _without_idle_offload(plan, training, warnings)
+        plan = _without_idle(plan, training, cluster, warnings)
     lines += stack_lines(model, stack, training.roles, words.roles)
     if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
         stack = replace(stack, autocast_bytes={})
@@ -134,12 +134,16 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     )
 
 
-def _without_idle_offload(plan: Plan, training: Training, warnings: list[str]) -> Plan:
-    """The plan without an offload that has nothing to move."""
-    if training.optimizer != "none" or plan.offload != "optimizer":
-        return plan
-    warnings.append("plan.offload has no effect: the optimizer is none")
-    return replace(plan, offload="none", optimizer_offload_fraction=1.0)
+def _without_idle(plan: Plan, training: Training, cluster: Cluster, warnings: list[str]) -> Plan:
+    """The plan without sums over one micro-batch and an offload that has nothing to move."""
+    dp = data_parallel(plan, cluster.world_size)
+    if plan.no_sync and dp is not None and training.accumulation(dp) == 1:
+        plan = replace(plan, no_sync=None)
+        warnings.append("plan.no_sync has no effect: the step has one micro-batch")
+    if training.optimizer == "none" and plan.offload == "optimizer":
+        plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
+        warnings.append("plan.offload has no effect: the optimizer is none")
+    return plan
 
 
 def _divide_layers(plan: Plan, model: Model, stack: Stack, lines: list[str]) -> Plan:
@@ -279,6 +283,11 @@ def _training(
         fields.refuse([Problem(what=what, where=where, value=value)], PlanError)
         return None
     fields.refuse(odd_roles(roles), PlanError)
+    several = dp is not None and batch.global_batch > batch.microbatch * dp
+    if plan.no_sync and several and "grad_accumulate" not in words.roles:
+        # FSDP2 sums unsharded gradients in the dtype that it reduces them in
+        roles = replace(roles, grad_accumulate=roles.grad_reduce)
+        lines.append(f"gradients summed in {roles.grad_reduce} (no_sync, as they are reduced)")
     return Training(
         sequence=words.sequence,
         target_sequence=words.target_sequence,

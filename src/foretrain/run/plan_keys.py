@@ -56,6 +56,7 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         stages=_integers(section, "stages", low=0),
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
+        no_sync=section.flag("no_sync"),
         offload=_offload(section),
         optimizer_offload_fraction=_fraction(section),
         cpu_offloading_num_layers=section.integer("cpu_offloading_num_layers", low=0) or 0,

@@ -104,7 +104,7 @@ def _data_nodes(plan: Plan, mesh: Mesh, spec: Model) -> list[Node]:
     zero = plan.zero or 0
     if zero >= 1:
         memory["master"] = flat
-    if zero >= 2:
+    if zero >= 2 and not plan.no_sync:
         memory["grad_accumulator"] = flat
     if zero >= 3:
         memory["weight"] = flat

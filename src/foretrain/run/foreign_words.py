@@ -1,9 +1,10 @@
-"""Words of Megatron-LM that stand for several of our fields, or for another value of one.
+"""Words of other tools that stand for several of our fields, or for another value of one.
 
 Megatron-Core (arguments.py, optimizer_config.py): gradients are kept and sent in one dtype, that of
 the buffer they are accumulated in. It is fp32 beside bf16 weights unless `grad_reduce_in_bf16` or a
 `main_grads_dtype` of bf16 says otherwise. The precision-aware optimizer keeps of an fp32 master
-copy what a bf16 weight lacks (`store_param_remainders`, on by default).
+copy what a bf16 weight lacks (`store_param_remainders`, on by default). Accelerate's
+`sync_each_batch` is our `no_sync` the other way round.
 """
 
 from __future__ import annotations
@@ -93,5 +94,6 @@ _FLAGS: Mapping[str, Mapping[str, Rule]] = {
     },
     "plan": {
         "optimizer_cpu_offload": lambda on, _: {"offload": "optimizer" if on else "none"},
+        "sync_each_batch": lambda on, _: {"no_sync": not on},
     },
 }
