@@ -20,19 +20,19 @@ def idle_roles(
 
     `data` ranks hold the same weights. Where products of weight gradients add to the sum themselves
     no tensor of role `grad` exists, unless a bucket or a reduction after every backward needs one.
-    A tree or overrides may lay gradients out in any way: of them nothing is said, nor of a list of
-    all roles, as the JSON of a run has it.
+    A tree or overrides may lay gradients out in any way, so that `grad` may act. Nothing is said of
+    a list of all roles, as the JSON of a run has it.
     """
-    whole = set(ROLES) - {"second_moment"} <= set(given)
-    if plan.tree is not None or plan.overrides or whole:
+    if set(ROLES) - {"second_moment"} <= set(given):
         return []
+    free = plan.tree is not None or bool(plan.overrides)
     adds = "wgrad_accumulate" in stack.fused and not stack.late_accumulate
     staged = stack.flat_buckets or plan.preset in ("ddp", "deepspeed")
     staged = staged or (stack.ddp_buckets and not plan.zero)
     apart = data > 1 and (staged or (plan.zero or 0) >= 2)
     reasons = {
         "grad": (
-            adds and not apart,
+            adds and not apart and not free,
             "products of weight gradients add to the sum themselves; grad_accumulate is what is "
             "kept, grad_reduce what is sent",
         ),

@@ -23,6 +23,7 @@ from foretrain.run.defaults import (
 )
 from foretrain.run.fields import Fields, collect_fields
 from foretrain.run.given_tree import adopt_tree, check_tree
+from foretrain.run.idle_keys import idle_keys
 from foretrain.run.idle_roles import idle_roles
 from foretrain.run.lookups import read_table_optimizer, with_lookups
 from foretrain.run.parts import read_cluster, read_model, read_stack
@@ -117,11 +118,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         if tree is not None:
             size = cluster.world_size
             fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
-        warnings += idle_roles(
-            words.roles, plan, stack, optimizer=training.optimizer, data=dp * plan.cp
-        )
-        sequence = training.sequence or 0
-        warnings += plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
+        warnings += idle_keys(given, plan, model, dp=dp, steps=count)
+        warnings += _late_warnings(words.roles, plan, model, stack, training, dp)
     return RunSpec(
         model=model,
         training=training,
@@ -132,6 +130,15 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         warnings=tuple(warnings),
         source={key: value for key, value in fields.values.items() if value},
     )
+
+
+def _late_warnings(
+    roles: Mapping[str, str], plan: Plan, model: Model, stack: Stack, training: Training, dp: int
+) -> list[str]:
+    """Warnings that need the batch: roles that do not act, and what is rarely wanted."""
+    count, sequence = training.accumulation(dp), training.sequence or 0
+    idle = idle_roles(roles, plan, stack, optimizer=training.optimizer, data=dp * plan.cp)
+    return idle + plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
 
 
 def _without_idle(plan: Plan, training: Training, cluster: Cluster, warnings: list[str]) -> Plan:
