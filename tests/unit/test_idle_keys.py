@@ -29,6 +29,10 @@ def idle(spec) -> set[str]:
     [
         ("1x4 a100-sxm-80gb", 4, {"tp": 4}, "order", ["tp", "dp"], "plan.order"),
         ("1x4 a100-sxm-80gb", 4, {"tp": 4}, "bucket_mib", 10, "plan.bucket_mib"),
+        ("1x4 a100-sxm-80gb", 4, {"tp": 4}, "zero", 1, "plan.zero"),
+        ("1x1 a100-sxm-80gb", 4, {"preset": "fsdp"}, "no_sync", True, "plan.no_sync"),
+        ("1x4 a100-sxm-80gb", 4, {}, "overrides", {"head": {"reshard": True}},
+         "plan.overrides['head']"),
         ("1x4 a100-sxm-80gb", 8, {"preset": "fsdp"}, "bucket_mib", 10, "plan.bucket_mib"),
         ("1x4 a100-sxm-80gb", 4, {}, "assignment", "round-robin", "plan.assignment"),
         ("1x4 a100-sxm-80gb", 4, {}, "no_sync", False, "plan.no_sync"),
@@ -49,6 +53,29 @@ def test_a_key_without_an_effect_says_so(cluster, batch, plan, key, value, named
     mine, other = foretrain.predict(stated), foretrain.predict(plain)
     assert mine.step_time_s.value == pytest.approx(other.step_time_s.value, rel=1e-9)
     assert mine.memory.parts_bytes == other.memory.parts_bytes
+
+
+@pytest.mark.parametrize(
+    ("training", "plan", "named"),
+    [
+        ({"table_optimizer": "adam"}, {"preset": "ddp"}, "training.table_optimizer"),
+        ({}, {"preset": "ddp", "assignment": "round-robin"}, "plan.assignment"),
+        ({}, {"preset": "dlrm", "assignment": "round-robin"}, None),
+        ({"table_optimizer": "adam"}, {"preset": "dlrm"}, None),
+    ],
+)
+def test_keys_of_tables(training, plan, named):
+    tables = {"rows": [1000, 40000, 900], "dim": 16, "pooling": [1, 20, 3]}
+    spec = foretrain.load_run(
+        {
+            "model": {"family": "dlrm", "dense": 13, "bottom": [64, 16], "top": [64, 1],
+                      "tables": tables},
+            "training": {"global_batch": 1024, **training},
+            "plan": plan,
+            "cluster": "1x4 a100-sxm-80gb",
+        }
+    )  # fmt: skip
+    assert idle(spec) == ({named} if named else set())
 
 
 def test_a_key_with_an_effect_says_nothing():

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from foretrain.frontends.spec import Model, RecSpec
 from foretrain.strategy.plan import Plan
+from foretrain.strategy.tables import table_ways
 
 
 def idle_keys(
@@ -14,8 +15,9 @@ def idle_keys(
 ) -> list[str]:
     """Returns a warning for each key of `given` that changes nothing on these ranks.
 
-    The plan is settled; `dp` ranks are data-parallel, a step has `steps` micro-batches. A word that
-    says what holds anyway (`overlap: true`) is no mistake and not named.
+    `table_optimizer` of the training section counts among them. The plan is settled; `dp` ranks are
+    data-parallel, a step has `steps` micro-batches. A word that says what holds anyway
+    (`overlap: true`) is no mistake and not named.
     """
     if plan.tree is not None:
         return []
@@ -26,16 +28,34 @@ def idle_keys(
     reasons: dict[str, str] = {}
     if sum(sizes[axis] > 1 for axis in ("pp", "dp", "cp", "tp")) <= 1:
         reasons["order"] = "at most one axis has several ranks"
-    if not isinstance(model, RecSpec):
-        reasons["assignment"] = f"{model.name} has no embedding tables"
+    reasons |= _tables(plan, model, data)
     if data == 1:
         reasons["bucket_mib"] = alone
+        reasons |= {"zero": alone} if zero == 1 else {}
     elif zero >= 2 and not plan.no_sync:
         reasons["bucket_mib"] = "sharded gradients are reduced layer by layer"
-    if plan.no_sync is False and steps == 1:
-        reasons["no_sync"] = "the step has one micro-batch"
-    lines = [f"plan.{key} has no effect: {why}" for key, why in reasons.items() if key in given]
+    if plan.no_sync is False and (steps == 1 or data == 1):
+        reasons["no_sync"] = "the step has one micro-batch" if steps == 1 else alone
+    homes = {"table_optimizer": "training"}
+    lines = [
+        f"{homes.get(key, 'plan')}.{key} has no effect: {why}"
+        for key, why in reasons.items()
+        if key in given
+    ]
     return [*lines, *_idle_overlaps(plan, model, data), *_idle_overrides(plan, sizes)]
+
+
+def _tables(plan: Plan, model: Model, data: int) -> dict[str, str]:
+    """Why keys of embedding tables do not act."""
+    if not isinstance(model, RecSpec):
+        return {"assignment": f"{model.name} has no embedding tables"}
+    ways = set(table_ways(plan, model.tables, data).values())
+    reasons = {"tables": "one rank holds every table"} if data == 1 else {}
+    if data == 1 or "table-wise" not in ways:
+        reasons["assignment"] = reasons.get("tables", "no table is table-wise")
+    if ways == {"data-parallel"}:
+        reasons["table_optimizer"] = "tables of all ranks are updated by training.optimizer"
+    return reasons
 
 
 def _idle_overlaps(plan: Plan, model: Model, data: int) -> Iterator[str]:
@@ -60,6 +80,8 @@ def _idle_overrides(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
     for pattern, settings in plan.overrides.items():
         splits = [settings[key] for key in ("computation", "memory") if key in settings]
         axes = {axis for split in splits for axis in _words(split)}
+        if dict(settings).keys() == {"reshard"} and (plan.zero or 0) < 3:
+            yield f"plan.overrides[{pattern!r}] has no effect: the plan gathers no weights"
         if axes and len(splits) == len(settings) and all(sizes.get(a, 2) == 1 for a in axes):
             names = ", ".join(sorted(axes))
             yield f"plan.overrides[{pattern!r}] has no effect: one rank along {names}"

@@ -118,7 +118,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         if tree is not None:
             size = cluster.world_size
             fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
-        warnings += idle_keys(given, plan, model, dp=dp, steps=count)
+        stated = given | {"table_optimizer"} & fields.section("training").keys()
+        warnings += idle_keys(stated, plan, model, dp=dp, steps=count)
         warnings += _late_warnings(words.roles, plan, model, stack, training, dp)
     return RunSpec(
         model=model,
@@ -144,9 +145,11 @@ def _late_warnings(
 def _without_idle(plan: Plan, training: Training, cluster: Cluster, warnings: list[str]) -> Plan:
     """The plan without sums over one micro-batch and an offload that has nothing to move."""
     dp = data_parallel(plan, cluster.world_size)
-    if plan.no_sync and dp is not None and training.accumulation(dp) == 1:
+    single = dp is not None and training.accumulation(dp) == 1
+    if plan.no_sync and (single or dp == plan.cp == 1):
         plan = replace(plan, no_sync=None)
-        warnings.append("plan.no_sync has no effect: the step has one micro-batch")
+        why = "the step has one micro-batch" if single else "one rank holds each weight"
+        warnings.append(f"plan.no_sync has no effect: {why}")
     if training.optimizer == "none" and plan.offload == "optimizer":
         plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
         warnings.append("plan.offload has no effect: the optimizer is none")
@@ -290,7 +293,7 @@ def _training(
         fields.refuse([Problem(what=what, where=where, value=value)], PlanError)
         return None
     fields.refuse(odd_roles(roles), PlanError)
-    several = dp is not None and batch.global_batch > batch.microbatch * dp
+    several = dp is not None and batch.global_batch > batch.microbatch * dp and dp * plan.cp > 1
     if plan.no_sync and several and "grad_accumulate" not in words.roles:
         # FSDP2 sums unsharded gradients in the dtype that it reduces them in
         roles = replace(roles, grad_accumulate=roles.grad_reduce)
