@@ -165,3 +165,10 @@ def test_hardware_flops_add_what_is_computed_again_and_nothing_else() -> None:
     again = predict(load_run({**with_plan(recompute="full"), "stack": "megatron"}))
     assert plain.hfu == plain.mfu
     assert again.hfu > again.mfu
+
+
+@pytest.mark.parametrize("section", ["model", "training", "plan", "cluster", "stack"])
+def test_keys_that_are_no_texts_are_refused(section: str) -> None:
+    """`cluster: {1: 2}` ended as an internal error."""
+    with pytest.raises(InputError):
+        load_run({**RUN, section: {1: 2}})
