@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from foretrain import InputError, load_run, predict
 from foretrain.cli.main import main
+from foretrain.cli.output import json_text
 from foretrain.predict import compile_run
+from foretrain.report.json_form import to_json
 from foretrain.strategy.text import tree_mapping
 
 RUN: dict[str, Any] = {
@@ -172,3 +175,15 @@ def test_keys_that_are_no_texts_are_refused(section: str) -> None:
     """`cluster: {1: 2}` ended as an internal error."""
     with pytest.raises(InputError):
         load_run({**RUN, section: {1: 2}})
+
+
+@pytest.mark.parametrize("preset", ["megatron", "ddp", "fsdp", "deepspeed"])
+def test_a_tree_is_part_of_the_json_of_its_run(preset: str, tmp_path: Path) -> None:
+    """DDP copies all buckets: their number was infinite, which JSON cannot hold."""
+    plain = {**RUN, "plan": {"preset": preset}}
+    expanded = tree_mapping(compile_run(load_run(plain)).tree)
+    run = load_run({**RUN, "plan": {"preset": preset, "tree": expanded}})
+    path = tmp_path / "run.json"
+    path.write_text(json_text(to_json(predict(run), run)), encoding="utf-8")
+    again = load_run({**json.loads(path.read_text(encoding="utf-8"))["run"]})
+    assert predict(again).memory == predict(load_run(plain)).memory
