@@ -187,3 +187,14 @@ def test_a_tree_is_part_of_the_json_of_its_run(preset: str, tmp_path: Path) -> N
     path.write_text(json_text(to_json(predict(run), run)), encoding="utf-8")
     again = load_run({**json.loads(path.read_text(encoding="utf-8"))["run"]})
     assert predict(again).memory == predict(load_run(plain)).memory
+
+
+def test_a_tree_with_context_parallelism_reads_back_to_the_same_run() -> None:
+    """Its cp was lost: the run had twice the data-parallel ranks and half the micro-batches."""
+    plain = with_plan(tp=1, pp=1, cp=2)
+    run = load_run(plain)
+    again = load_run({**plain, "plan": {"preset": "megatron",
+                                        "tree": tree_mapping(compile_run(run).tree)}})  # fmt: skip
+    assert (again.plan.cp, again.plan.dp) == (2, run.plan.dp)
+    assert predict(again).step_time_s == predict(run).step_time_s
+    assert predict(again).memory == predict(run).memory

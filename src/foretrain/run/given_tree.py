@@ -45,6 +45,7 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
         "recompute": Recompute(mode=settings.recompute),
         "tp": tree.mesh.size("tp"),
         "pp": tree.mesh.size("pp"),
+        "cp": tree.mesh.size("cp"),
         "interleave": tree.schedule.interleave,
         "schedule": tree.schedule.kind,
         "stages": tree.schedule.stages,
