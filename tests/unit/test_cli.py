@@ -261,7 +261,7 @@ def test_compare_ends_with_2_when_one_run_does_not_fit(tmp_path, capsys):
     capsys.readouterr()
     assert main(["compare", fits, too_big]) == 2
     out = capsys.readouterr().out
-    assert "does not fit" in out
+    assert "does not fit by " in out
     assert "plan.preset" in out
     # equal file names are told apart by what was given
     assert fits in out

@@ -18,6 +18,7 @@ from foretrain.hardware.device import Device
 from foretrain.predict import compile_run, predict
 from foretrain.program import Comm, CommEvent
 from foretrain.report.limit_text import render_limit
+from foretrain.report.words import gib
 from foretrain.run.load import load_run
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.device_memory import device_memory
@@ -324,6 +325,10 @@ def test_a_limit_fits_and_the_next_step_does_not(quantity: str) -> None:
     assert limit.value > 0
     assert limit.result is not None and limit.result.fits  # noqa: PT018
     assert limit.beyond is not None and not limit.beyond.fits  # noqa: PT018
+    memory = limit.beyond.memory
+    missing = memory.device_used_bytes - memory.usable_bytes
+    more = f"{limit.value + limit.step:,}"
+    assert f"  {more} does not fit by {gib(missing)}: " in render_limit(limit, run)
 
 
 def test_a_search_without_an_end_says_that_memory_is_no_limit(monkeypatch) -> None:
@@ -339,7 +344,7 @@ def test_a_search_without_an_end_says_that_memory_is_no_limit(monkeypatch) -> No
     batch = limit.value * run.training.global_batch // run.training.microbatch
     assert f"global batch grows with it to {batch:,}" in text
     assert "memory is not what limits" in text
-    assert "does not:" not in text
+    assert "does not fit" not in text
 
 
 def test_no_limit_where_not_even_one_step_fits() -> None:

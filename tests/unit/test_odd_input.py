@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from foretrain import InputError, load_run, predict
 from foretrain.cli.main import main
+from foretrain.cli.output import json_text
 from foretrain.predict import compile_run
+from foretrain.report.json_form import to_json
 from foretrain.strategy.text import tree_mapping
 
 RUN: dict[str, Any] = {
@@ -165,3 +168,33 @@ def test_hardware_flops_add_what_is_computed_again_and_nothing_else() -> None:
     again = predict(load_run({**with_plan(recompute="full"), "stack": "megatron"}))
     assert plain.hfu == plain.mfu
     assert again.hfu > again.mfu
+
+
+@pytest.mark.parametrize("section", ["model", "training", "plan", "cluster", "stack"])
+def test_keys_that_are_no_texts_are_refused(section: str) -> None:
+    """`cluster: {1: 2}` ended as an internal error."""
+    with pytest.raises(InputError):
+        load_run({**RUN, section: {1: 2}})
+
+
+@pytest.mark.parametrize("preset", ["megatron", "ddp", "fsdp", "deepspeed"])
+def test_a_tree_is_part_of_the_json_of_its_run(preset: str, tmp_path: Path) -> None:
+    """DDP copies all buckets: their number was infinite, which JSON cannot hold."""
+    plain = {**RUN, "plan": {"preset": preset}}
+    expanded = tree_mapping(compile_run(load_run(plain)).tree)
+    run = load_run({**RUN, "plan": {"preset": preset, "tree": expanded}})
+    path = tmp_path / "run.json"
+    path.write_text(json_text(to_json(predict(run), run)), encoding="utf-8")
+    again = load_run({**json.loads(path.read_text(encoding="utf-8"))["run"]})
+    assert predict(again).memory == predict(load_run(plain)).memory
+
+
+def test_a_tree_with_context_parallelism_reads_back_to_the_same_run() -> None:
+    """Its cp was lost: the run had twice the data-parallel ranks and half the micro-batches."""
+    plain = with_plan(tp=1, pp=1, cp=2)
+    run = load_run(plain)
+    again = load_run({**plain, "plan": {"preset": "megatron",
+                                        "tree": tree_mapping(compile_run(run).tree)}})  # fmt: skip
+    assert (again.plan.cp, again.plan.dp) == (2, run.plan.dp)
+    assert predict(again).step_time_s == predict(run).step_time_s
+    assert predict(again).memory == predict(run).memory

@@ -115,6 +115,7 @@ def test_assumptions_warnings_levers_and_sources_are_printed():
         memory_after_bytes=80.0 * GIB,
         fits_before=True,
         fits_after=False,
+        missing_after_bytes=4.0 * GIB,
     )
     text = render(sample_result(), sample_run(), [lever])
     for words in (
@@ -122,7 +123,7 @@ def test_assumptions_warnings_levers_and_sources_are_printed():
         "- the NIC count was guessed",
         "1. microbatch 1 -> 2",
         "+7.0 % throughput",
-        "61.3 GiB -> 80.0 GiB  does not fit",
+        "61.3 GiB -> 80.0 GiB  does not fit by 4.00 GiB",
         "fitted 46.9%",
     ):
         assert words in text

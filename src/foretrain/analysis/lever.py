@@ -13,6 +13,7 @@ class Lever:
 
     `changes` holds run-file paths and values as `--set` takes them; empty for a what-if that is
     no setting (another clock, another link). `gain` is the gain in throughput: 0.05 = 5 % more.
+    Where it does not fit afterwards, a device or its node lacks `missing_after_bytes`.
     """
 
     title: str
@@ -24,3 +25,4 @@ class Lever:
     memory_after_bytes: float
     fits_before: bool
     fits_after: bool
+    missing_after_bytes: float = 0.0

@@ -163,6 +163,7 @@ class _Search:
             memory_after_bytes=found.memory.device_used_bytes,
             fits_before=before.fits,
             fits_after=found.fits,
+            missing_after_bytes=found.memory.missing_bytes,
         )
 
     def _work(self, run: RunSpec) -> float:

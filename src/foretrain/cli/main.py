@@ -86,6 +86,7 @@ def predict(
     stages: opt.Stages = None,
     recompute: opt.Recompute = None,
     reshard: opt.Reshard = None,
+    no_sync: opt.NoSync = None,
     offload: opt.Offload = None,
     optimizer_offload_fraction: opt.OptimizerOffloadFraction = None,
     cpu_offloading_num_layers: opt.CpuOffloadingNumLayers = None,

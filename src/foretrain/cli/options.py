@@ -115,6 +115,10 @@ Recompute = Annotated[str | None, _field("--recompute", "MODE", "none, selective
 Reshard = Annotated[
     bool | None, _field("--reshard/--no-reshard", "", "Drop gathered weights after forward.")
 ]
+NoSync = Annotated[
+    bool | None,
+    _field("--no-sync/--sync", "", "Reduce sharded gradients once per step, not per micro-step."),
+]
 Offload = Annotated[
     str | None, _field("--offload", "WHAT", "What the host holds: none, optimizer, parameters.")
 ]
@@ -185,6 +189,7 @@ FIELD_OF_FLAG: Mapping[str, str] = {
             "stages",
             "recompute",
             "reshard",
+            "no_sync",
             "offload",
             "optimizer_offload_fraction",
             "cpu_offloading_num_layers",

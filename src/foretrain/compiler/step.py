@@ -12,7 +12,7 @@ from foretrain.compiler.optimizer import (
     parts_segment,
     update_segment,
 )
-from foretrain.compiler.parameters import merge
+from foretrain.compiler.parameters import WeightGroup, merge
 from foretrain.compiler.states import updated_elements
 from foretrain.compiler.weights import WeightTraffic
 from foretrain.program import Comm, CommEvent, Run, Segment
@@ -28,8 +28,12 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         return
     groups = merge(group for unit in c.units() for group in unit.groups)
     elements = updated_elements(c)
-    kept = sum(g.share(g.signature.accumulated, c.mesh) for g in groups)
+    kept = sum(g.share(_zeroed(g), c.mesh) for g in groups)
     after = weights.reductions
+    whole_sums = sum(g.elements for g in groups if _zeroed(g) != g.signature.accumulated)
+    if whole_sums and after:  # copied to the buffers they are reduced in: read and written
+        segment = buckets_segment(c.table, whole_sums, 2.0, c.precision)
+        after = [_run_segment(launches, segment, after)]
     if c.stack.bucket_passes and after:
         reduced = sum(group.elements for group in groups)
         segment = buckets_segment(c.table, reduced, c.stack.bucket_passes, c.precision)
@@ -59,6 +63,17 @@ def write_step(launches: LaunchList, weights: WeightTraffic) -> None:
         whole = sum(group.elements for group in groups)
         segment = parts_segment(c.table, whole, ranks * count, c.precision)
         _run_segment(launches, segment, gathers)
+
+
+def _zeroed(group: WeightGroup) -> Sequence[str]:
+    """The layout of the gradients that the next step sets to zero.
+
+    Whole sums beside sharded weights (no_sync of FSDP) are freed as they are reduced.
+    """
+    signature = group.signature
+    if signature.stored and not signature.accumulated:
+        return signature.master
+    return signature.accumulated
 
 
 def last_run(launches: LaunchList) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from foretrain.frontends.consistency import GATED, consistency_problems
 from foretrain.frontends.families import ENCODER_DECODERS, FAMILIES, check_value
 from foretrain.frontends.hf_families import ACTIVATION_KEYS, GATED_FAMILIES, WIDE, special
 from foretrain.frontends.hf_families import KEYS as MORE_KEYS
+from foretrain.frontends.hf_more_families import ASSUMED, later_words
 from foretrain.frontends.spec import ModelSpec
 
 _ROTARY_KEYS: Mapping[str, str] = {
@@ -120,7 +121,7 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
     if not isinstance(family, str) or family not in KEYS:
         raise FileFormatError(
             Problem(
-                what="missing model_type" if family is None else "model_type is not supported",
+                what=_unknown_words(family),
                 where=f"{where}: model_type",
                 value=family,
                 allowed=", ".join(sorted(KEYS)),
@@ -144,6 +145,13 @@ def model_from_hf_mapping(config: Mapping[str, Any], *, name: str, where: str) -
         gated=values["activation"] in GATED,
         **values,
     )
+
+
+def _unknown_words(family: object) -> str:
+    if family is None:
+        return "missing model_type"
+    later = later_words(str(family))
+    return "model_type is not supported" + (f": {later}" if later else "")
 
 
 def _translate(
@@ -244,7 +252,7 @@ def _fill(
     problems: list[Problem],
 ) -> tuple[str, ...]:
     """Fills in what the library itself fills in; the rest that is missing becomes problems."""
-    assumed: list[str] = []
+    assumed = [ASSUMED[family]] if family in ASSUMED else []
     heads, hidden = values.get("heads"), values.get("hidden")
     if family in WIDE and "ffn" not in values and hidden:
         values["ffn"] = 4 * hidden

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from foretrain.errors import Problem
+from foretrain.frontends import hf_more_families as more
 
 _USUAL: Mapping[str, str] = {
     "num_hidden_layers": "layers",
@@ -48,6 +49,7 @@ _ENCODER_DECODER: Mapping[str, str] = {
 }
 
 KEYS: Mapping[str, Mapping[str, str]] = {
+    **more.KEYS,
     "qwen3": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
     "phi3": {**_USUAL, "num_key_value_heads": "kv_heads", "resid_pdrop": "dropout"},
     "gemma": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
@@ -117,9 +119,10 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     },
 }
 #: Families whose MLP is 4 x hidden wide where the file says nothing.
-WIDE = ("gpt2", "opt", "bloom", "mpt", "falcon")
+WIDE = ("gpt2", "opt", "bloom", "mpt", "falcon", *more.WIDE)
 #: Key of the activation and its default; silu of hidden_act for the families not named here.
 ACTIVATION_KEYS: Mapping[str, tuple[str, str]] = {
+    **more.ACTIVATION_KEYS,
     "gpt2": ("activation_function", "gelu_new"),
     "opt": ("activation_function", "relu"),
     "falcon": ("activation", "gelu"),
@@ -135,7 +138,9 @@ ACTIVATION_KEYS: Mapping[str, tuple[str, str]] = {
     "bloom": ("", "gelu"),
     "mpt": ("", "gelu"),
 }
-GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2")
+GATED_FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", *more.GATED_FAMILIES,
+)  # fmt: skip
 
 #: Ending of an architecture's name -> head and pooler of an encoder; the first match decides.
 _HEADS: tuple[tuple[str, str, bool], ...] = (
@@ -316,6 +321,7 @@ def _biases(given: object, values: dict[str, Any], *fields: str) -> None:
 
 
 _SPECIAL: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any], Refuse], None]] = {
+    **more.SPECIAL,
     "qwen3": _qwen3,
     "gpt_neox": _gpt_neox,
     "opt": _opt,

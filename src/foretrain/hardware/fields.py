@@ -129,7 +129,7 @@ class Fields:
         names = sorted({*self._read, *known})
         for key in self.data:
             if key not in names:
-                way_out = nearest(key, names)
+                way_out = nearest(str(key), names)
                 self.problem("unknown key", key, allowed=", ".join(names), way_out=way_out)
 
     def raise_problems(self) -> None:

@@ -65,8 +65,8 @@ def _verdict(items: Sequence[Compared]) -> str:
     if not fitting:
         return "None of the runs fits."
     if not _same_work(items):
-        missing = [name for name, _, result in items if not result.fits]
-        fit = f"{', '.join(missing)} does not fit" if missing else "All runs fit"
+        unfit = [f"{name} {fit_word(result)}" for name, _, result in items if not result.fits]
+        fit = ", ".join(unfit) or "All runs fit"
         return f"{fit}. They train different models or lengths: their throughput does not compare."
     best = max(fitting, key=_rate)
     unit = throughput(best[2], best[1].cluster.world_size)[1]

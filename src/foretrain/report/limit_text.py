@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.analysis.limits import Limit, changed_run
 from foretrain.frontends.spec import ModelSpec
-from foretrain.report.words import gib, moment_words, number, place, throughput
+from foretrain.report.words import misfit_words, number, throughput, used_words
 from foretrain.run.spec import RunSpec
 from foretrain.simulator.result import Result
 from foretrain.units import GIB, format_seconds
@@ -23,7 +23,7 @@ def render_limit(limit: Limit, run: RunSpec) -> str:
     else:
         how = "At least" if limit.open_end else "Up to"
         lines.append(f"{how} {limit.value:,} {word} fit (the run has {limit.now:,}).")
-        lines.append("  " + _memory(limit.result))
+        lines.append("  " + used_words(limit.result))
         rate, unit = throughput(limit.result, run.cluster.world_size)
         step = format_seconds(limit.result.step_time_s.value)
         lines.append(f"  step {step}, {number(rate)} {unit}{_besides(limit, run)}")
@@ -33,8 +33,7 @@ def render_limit(limit: Limit, run: RunSpec) -> str:
     elif limit.beyond is None:
         lines.append(f"  {more:,} is not a valid run: the model or the plan ends there.")
     else:
-        moment = moment_words(limit.beyond)
-        lines.append(f"  {more:,} does not: {_memory(limit.beyond)}, in {moment}.")
+        lines.append(f"  {more:,} {misfit_words(limit.beyond)}.")
     return "\n".join(lines) + "\n"
 
 
@@ -75,9 +74,3 @@ def _form(result: Result | None) -> dict[str, Any] | None:
         "usable_gib": memory.usable_bytes / GIB,
         "moment": memory.moment,
     }
-
-
-def _memory(result: Result) -> str:
-    memory = result.memory
-    used, usable = gib(memory.device_used_bytes), gib(memory.usable_bytes)
-    return f"{place(result, memory.worst_rank)} uses {used} of {usable}"

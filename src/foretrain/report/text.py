@@ -12,6 +12,7 @@ from foretrain.report.words import (
     fit_word,
     gib,
     mfu_lines,
+    misfit_word,
     moment_words,
     number,
     percent,
@@ -281,9 +282,9 @@ def lever_lines(levers: Sequence[Lever]) -> list[str]:
         used = f"{gib(lever.memory_before_bytes)} -> {gib(lever.memory_after_bytes)}"
         fit = ""
         if lever.fits_after != lever.fits_before:
-            fit = "fits" if lever.fits_after else "does not fit"
+            fit = "fits" if lever.fits_after else misfit_word(lever.missing_after_bytes)
         elif not lever.fits_after:
-            fit = "still does not fit"
+            fit = f"still {misfit_word(lever.missing_after_bytes)}"
         gain = f"{100 * lever.gain:+.1f} % throughput"
         rows.append((f"{i}. {lever.title}", f"step {before} -> {after}", gain, used, fit))
     return ["What would change most (each alone)", *table(rows, left=(0, 1, 4))]

@@ -110,30 +110,47 @@ def is_tight(memory: MemoryResult) -> bool:
 
 
 def fit_word(result: Result) -> str:
-    """Returns 'fits', 'tight' or 'does not fit'."""
+    """Returns 'fits', 'tight' or 'does not fit by 4.50 GiB'."""
     if not result.fits:
-        return "does not fit"
+        return misfit_word(result.memory.missing_bytes)
     return "tight" if is_tight(result.memory) else "fits"
+
+
+def misfit_word(missing: float) -> str:
+    """Returns the one wording of a run that does not fit, with the bytes that it lacks."""
+    return f"does not fit by {gib(missing)}"
+
+
+def misfit_words(result: Result) -> str:
+    """Returns by how much a run does not fit, where and when, as a clause without its subject."""
+    memory = result.memory
+    word = misfit_word(memory.missing_bytes)
+    if not memory.host_fits:
+        need, have = gib(memory.host_used_bytes), gib(memory.host_capacity_bytes or 0.0)
+        return f"{word}: each node needs {need} of host memory and has {have}"
+    moment = moment_words(result)
+    return f"{word}: {used_words(result)}{f' in {moment}' if moment else ''}"
+
+
+def used_words(result: Result) -> str:
+    """Returns what the fullest rank uses: 'every rank uses 61.3 GiB of 79.2 GiB GPU memory'."""
+    memory = result.memory
+    used = f"{gib(memory.device_used_bytes)} of {gib(memory.usable_bytes)} GPU memory"
+    return f"{place(result, memory.worst_rank)} uses {used}"
 
 
 def verdict(result: Result, run: RunSpec) -> str:
     """Returns the first line: fits or not and by how much, and the throughput with its band."""
     memory = result.memory
-    gap = gib(abs(memory.usable_bytes - memory.device_used_bytes))
-    used = f"uses {gib(memory.device_used_bytes)} of {gib(memory.usable_bytes)}"
-    where = place(result, memory.worst_rank)
     rate, unit = throughput(result, run.cluster.world_size)
     low, high = (number(r) for r in rate_limits(rate, result.step_time_s))
     speed = f"{number(rate)} {unit} (90 % band {low} to {high})"
-    if not memory.host_fits:
-        need, have = gib(memory.host_used_bytes), gib(memory.host_capacity_bytes or 0.0)
-        return f"Does not fit: each node needs {need} of host memory and has {have}. {speed}."
     if not result.fits:
-        moment = moment_words(result)
-        at = f" in {moment}" if moment else ""
-        return f"Does not fit by {gap}: {where} {used} GPU memory{at}. If it did: {speed}."
+        words = misfit_words(result)
+        return f"{words[0].upper()}{words[1:]}. If it did: {speed}."
+    gap = gib(memory.usable_bytes - memory.device_used_bytes)
     word = "Fits, but it is tight" if is_tight(memory) else "Fits"
-    return f"{word}: {where} {used} GPU memory, {gap} to spare. Expect {speed}."
+    return f"{word}: {used_words(result)}, {gap} to spare. Expect {speed}."
 
 
 def moment_words(result: Result) -> str:

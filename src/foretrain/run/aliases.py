@@ -40,6 +40,7 @@ PLAN_KEYS = (
     "stages",
     "recompute",
     "reshard",
+    "no_sync",
     "offload",
     "optimizer_offload_fraction",
     "cpu_offloading_num_layers",
@@ -99,6 +100,15 @@ TRAINING_ALIASES: Mapping[str, str] = {
     "torch_dtype": "precision",
     "mixed_precision": "precision",
     "optim": "optimizer",
+    "grad_reduce_in_bf16": "precision.grad_reduce",  # SEVERAL, below
+    "grad_reduce_in_fp32": "precision.grad_reduce",
+    "accumulate_allreduce_grads_in_fp32": "precision.grad_reduce",
+    "use_precision_aware_optimizer": "precision.master",
+    "store_param_remainders": "precision.master",
+    "main_grads_dtype": "precision.grad_accumulate",
+    "main_params_dtype": "precision.master",
+    "exp_avg_dtype": "precision.moments",
+    "exp_avg_sq_dtype": "precision.second_moment",
 }
 
 PLAN_ALIASES: Mapping[str, str] = {
@@ -146,6 +156,8 @@ PLAN_ALIASES: Mapping[str, str] = {
     "recompute_num_layers": "recompute.layers",
     "reshard_after_forward": "reshard",
     "activation_offload_layers": "cpu_offloading_num_layers",
+    "optimizer_cpu_offload": "offload",
+    "sync_each_batch": "no_sync",
     "bucket_cap_mb": "bucket_mib",
     "ddp_bucket_cap_mb": "bucket_mib",
     "overlap_grad_reduce": "overlap.grad",
@@ -158,6 +170,19 @@ PLAN_ALIASES: Mapping[str, str] = {
     "overlap_p2p_comm": "overlap.p2p",
     "overlap_p2p_communication": "overlap.p2p",
 }
+
+#: Words whose alias above is not all that they say: run/foreign_words.py reads them.
+SEVERAL = (
+    "grad_reduce_in_bf16",
+    "grad_reduce_in_fp32",
+    "accumulate_allreduce_grads_in_fp32",
+    "use_precision_aware_optimizer",
+    "store_param_remainders",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "optimizer_cpu_offload",
+    "sync_each_batch",
+)
 
 ALIASES: Mapping[str, Mapping[str, str]] = {"training": TRAINING_ALIASES, "plan": PLAN_ALIASES}
 
@@ -311,6 +336,14 @@ PRECISION_SYNONYMS: Mapping[str, str] = {
     "single": "fp32",
     "32": "fp32",
     "float8": "fp8",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.half": "fp16",
+    "torch.float32": "fp32",
+    "torch.float": "fp32",
+    "float": "fp32",
+    "uint8": "fp8",  # Megatron's name for moments in 8 bits
+    "torch.uint8": "fp8",
 }
 
 
@@ -328,12 +361,15 @@ def plain(key: str) -> str:
 
 
 def home(key: str) -> str | None:
-    """Returns the dotted path of a bare field name ("tp" -> "plan.tp"), None if unknown."""
+    """Returns the dotted path of a bare field name ("tp" -> "plan.tp"), None if unknown.
+
+    A word that says several things keeps its name below its section.
+    """
     word = plain(key)
     if word in SECTIONS:
         return word
     for section in KEYS:
         name = canonical(section, word)
         if name is not None:
-            return f"{section}.{name}"
+            return f"{section}.{word if word in SEVERAL else name}"
     return None

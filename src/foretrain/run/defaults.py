@@ -104,6 +104,12 @@ def drop_idle_settings(plan: Plan, given: set[str]) -> tuple[Plan, list[str]]:
     if plan.recompute.mode == "none" and plan.recompute.layers is not None:
         plan = replace(plan, recompute=Recompute())
         idle("recompute.layers", "the mode is none")
+    zero = ZERO[plan.preset] if plan.zero is None else plan.zero
+    if plan.no_sync and zero < 2:
+        plan = replace(plan, no_sync=None)
+        idle("no_sync", f"with zero {zero} gradients are reduced once per step anyway")
+    if plan.offload == "none" and "optimizer_offload_fraction" in given:
+        idle("optimizer_offload_fraction", "offload is none")
     sharded = plan.preset == "fsdp" or plan.zero == 3
     for key in ("reshard", "prefetch"):
         if key in given and not sharded:

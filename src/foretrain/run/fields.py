@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from foretrain.errors import FileFormatError, InputError, Problem, nearest
 from foretrain.run import aliases
+from foretrain.run.foreign_words import expand
 from foretrain.run.layout import parse_plan_text
 from foretrain.run.yaml_file import Document, parse_scalar
 
@@ -113,18 +114,54 @@ def _read_keys(fields: Fields, document: Document, section: str, given: str, val
             )
         )
         return
+    words = {aliases.plain(str(k)): v for k, v in cast("Mapping[Any, Any]", value).items()}
     for key, item in cast("Mapping[str, Any]", value).items():
         place = document.where(f"{given}.{key}")
         name = _known(fields, section, str(key), place)
         if name is None or item is None:
             continue
-        path = f"{section}.{name}"
-        path = _beside(fields, path, item)
-        if path in fields.places and fields.places[path] != place:
-            what = f"{name} is given twice, as {key!r} and under another name"
-            fields.problems.append(Problem(what=what, where=place, value=item))
-            continue
-        _put(fields, path, item, place)
+        parts = _expanded(fields, section, str(key), name, item, words, place)
+        for part, own in parts.items():
+            path = _beside(fields, f"{section}.{part}", own)
+            inside = "." in part and _stored(fields, path) is not None
+            if inside or fields.places.get(path, place) != place:
+                if (len(parts) > 1 or own is not item) and _stored(fields, path) == own:
+                    continue  # two words of a tool that say the same
+                what = f"{part} is given twice, as {key!r} and under another name"
+                fields.problems.append(Problem(what=what, where=place, value=item))
+                break
+            _put(fields, path, own, place)
+
+
+def _expanded(
+    fields: Fields,
+    section: str,
+    key: str,
+    name: str,
+    value: Any,
+    beside: Mapping[str, Any],
+    place: str,
+) -> Mapping[str, Any]:
+    """What a key sets: the field of its name, or those that a word of another tool stands for."""
+    found = expand(section, aliases.plain(key), value, beside, place)
+    if isinstance(found, Problem):
+        fields.problems.append(found)
+        return {}
+    begun = fields.section(section).get(name)
+    both = isinstance(begun, Mapping) and isinstance(value, Mapping)
+    if found is None and name in _WORD_KEY and both:
+        # a role of precision stood before the mapping of roles
+        inner = cast("Mapping[str, Any]", value)
+        return {f"{name}.{word}": item for word, item in inner.items()}
+    return {name: value} if found is None else found
+
+
+def _stored(fields: Fields, path: str) -> Any:
+    section, key, *rest = path.split(".")
+    value: Any = fields.section(section).get(key)
+    for part in rest:
+        value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _beside(fields: Fields, path: str, item: object) -> str:
@@ -205,8 +242,13 @@ def _set(fields: Fields, path: str, value: Any, place: str) -> None:
     elif section in aliases.KEYS:
         head, _, rest = key.partition(".")
         name = _known(fields, section, head, place)
-        if name is not None:
-            _put(fields, f"{section}.{name}" + (f".{rest}" if rest else ""), value, place)
+        if name is not None and rest:
+            _put(fields, f"{section}.{name}.{rest}", value, place)
+        elif name is not None:
+            words = {aliases.plain(head): value}
+            parts = _expanded(fields, section, head, name, value, words, place)
+            for part, own in parts.items():
+                _put(fields, f"{section}.{part}", own, place)
     else:
         _set_inside(fields, section, key, value, place)
 

@@ -37,13 +37,15 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
         fields.refuse([Problem(what=what, where=f"plan.{key}", way_out=way_out)], PlanError)
     stack = STACKS[0] if any(n.pattern.startswith(STACKS[0]) for n in tree.nodes) else "layers"
     settings = resolve(tree.nodes, f"{stack}.0")
-    sharded = [role for role in ZERO_ROLES if settings.memory.get(role, {}).get("*")]
+    sharded = [bool(settings.memory.get(role, {}).get("*")) for role in ZERO_ROLES]
     found = {
-        "zero": len(sharded),
+        "zero": max((i for i, flat in enumerate(sharded, start=1) if flat), default=0),
+        "no_sync": (sharded[2] and not sharded[1]) or None,
         "sequence_parallel": "tp" in settings.memory.get("residual", {}).get("seq", ()),
         "recompute": Recompute(mode=settings.recompute),
         "tp": tree.mesh.size("tp"),
         "pp": tree.mesh.size("pp"),
+        "cp": tree.mesh.size("cp"),
         "interleave": tree.schedule.interleave,
         "schedule": tree.schedule.kind,
         "stages": tree.schedule.stages,
@@ -59,6 +61,7 @@ def adopt_tree(fields: Fields, plan: Plan, given: set[str]) -> tuple[Plan, Strat
             way_out = f"leave {key} out, or leave the tree out"
             problem = Problem(what=what, where=f"plan.{key}", value=stated, way_out=way_out)
             fields.refuse([problem], PlanError)
+    given |= {"no_sync"} if found["no_sync"] else set()
     given |= {"zero", "sequence_parallel", "recompute", "schedule"}
     return replace(plan, **found), tree
 

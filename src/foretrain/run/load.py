@@ -23,6 +23,8 @@ from foretrain.run.defaults import (
 )
 from foretrain.run.fields import Fields, collect_fields
 from foretrain.run.given_tree import adopt_tree, check_tree
+from foretrain.run.idle_keys import idle_keys
+from foretrain.run.idle_roles import idle_roles
 from foretrain.run.lookups import read_table_optimizer, with_lookups
 from foretrain.run.parts import read_cluster, read_model, read_stack
 from foretrain.run.plan_keys import read_plan, read_preset, refused_overrides
@@ -105,9 +107,8 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
     training = _training(fields, words, model, plan, stack, cluster, lines)
     if training is None:
         return None
-    if training.optimizer == "none" and plan.offload == "optimizer" and tree is None:
-        plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
-        warnings.append("plan.offload has no effect: the optimizer is none")
+    if tree is None:
+        plan = _without_idle(plan, training, cluster, warnings)
     lines += stack_lines(model, stack, training.roles, words.roles)
     if training.roles.weight != "fp32":  # nothing to cast: every operator runs in that type
         stack = replace(stack, autocast_bytes={})
@@ -117,8 +118,9 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         if tree is not None:
             size = cluster.world_size
             fields.refuse(check_tree(tree, num_devices=size, accumulation=count), PlanError)
-        sequence = training.sequence or 0
-        warnings += plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
+        stated = given | {"table_optimizer"} & fields.section("training").keys()
+        warnings += idle_keys(stated, plan, model, dp=dp, steps=count)
+        warnings += _late_warnings(words.roles, plan, model, stack, training, dp)
     return RunSpec(
         model=model,
         training=training,
@@ -129,6 +131,29 @@ def _settle(fields: Fields, folder: Path | None) -> RunSpec | None:
         warnings=tuple(warnings),
         source={key: value for key, value in fields.values.items() if value},
     )
+
+
+def _late_warnings(
+    roles: Mapping[str, str], plan: Plan, model: Model, stack: Stack, training: Training, dp: int
+) -> list[str]:
+    """Warnings that need the batch: roles that do not act, and what is rarely wanted."""
+    count, sequence = training.accumulation(dp), training.sequence or 0
+    idle = idle_roles(roles, plan, stack, optimizer=training.optimizer, data=dp * plan.cp)
+    return idle + plan_warnings(model, plan, stack, sequence=sequence, microbatches=count)
+
+
+def _without_idle(plan: Plan, training: Training, cluster: Cluster, warnings: list[str]) -> Plan:
+    """The plan without sums over one micro-batch and an offload that has nothing to move."""
+    dp = data_parallel(plan, cluster.world_size)
+    single = dp is not None and training.accumulation(dp) == 1
+    if plan.no_sync and (single or dp == plan.cp == 1):
+        plan = replace(plan, no_sync=None)
+        why = "the step has one micro-batch" if single else "one rank holds each weight"
+        warnings.append(f"plan.no_sync has no effect: {why}")
+    if training.optimizer == "none" and plan.offload == "optimizer":
+        plan = replace(plan, offload="none", optimizer_offload_fraction=1.0)
+        warnings.append("plan.offload has no effect: the optimizer is none")
+    return plan
 
 
 def _divide_layers(plan: Plan, model: Model, stack: Stack, lines: list[str]) -> Plan:
@@ -168,7 +193,7 @@ def _read_words(
     has_bf16 = cluster is None or cluster.device.supports("bf16")
     default = "bf16" if has_bf16 else "fp16"
     precision, roles = read_precision(section, default)
-    if not section.has("precision"):
+    if not section.has("precision") or (roles and "compute" not in roles):
         why = "not given" if has_bf16 else "not given; the device has no bf16"
         lines.append(f"precision = {precision} ({why})")
     optimizer = section.choice("optimizer", OPTIMIZERS, OPTIMIZER_SYNONYMS)
@@ -268,6 +293,11 @@ def _training(
         fields.refuse([Problem(what=what, where=where, value=value)], PlanError)
         return None
     fields.refuse(odd_roles(roles), PlanError)
+    several = dp is not None and batch.global_batch > batch.microbatch * dp and dp * plan.cp > 1
+    if plan.no_sync and several and "grad_accumulate" not in words.roles:
+        # FSDP2 sums unsharded gradients in the dtype that it reduces them in
+        roles = replace(roles, grad_accumulate=roles.grad_reduce)
+        lines.append(f"gradients summed in {roles.grad_reduce} (no_sync, as they are reduced)")
     return Training(
         sequence=words.sequence,
         target_sequence=words.target_sequence,

@@ -56,6 +56,7 @@ def read_plan(section: Section, *, preset: str) -> Plan:
         stages=_integers(section, "stages", low=0),
         recompute=_recompute(section),
         reshard=True if reshard is None else reshard,
+        no_sync=section.flag("no_sync"),
         offload=_offload(section),
         optimizer_offload_fraction=_fraction(section),
         cpu_offloading_num_layers=section.integer("cpu_offloading_num_layers", low=0) or 0,
@@ -96,6 +97,8 @@ def _offload(section: Section) -> str:
 def _fraction(section: Section) -> float:
     """The share of the parameters whose optimizer states are offloaded."""
     key = "optimizer_offload_fraction"
+    if _offload(section) == "none" and section.has("offload"):
+        return 1.0  # drop_idle_settings says that it has no effect
     value = section.number(key)
     if value is None:
         return 1.0

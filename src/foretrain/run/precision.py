@@ -15,6 +15,14 @@ from foretrain.run.values import Section
 from foretrain.stack import Stack
 from foretrain.units import COMPUTE_DTYPES
 
+_KEPT = {
+    "grad": "new gradients",
+    "grad_reduce": "gradients on their way",
+    "grad_accumulate": "sums of gradients",
+    "master": "a master copy",
+}
+
+
 #: Words beside the dtypes: all roles in the low precision, without a master copy.
 PURE = {"pure-bf16": "bf16", "bf16-pure": "bf16", "pure-fp16": "fp16", "fp16-pure": "fp16"}
 LOW = ("fp16", "bf16")
@@ -94,6 +102,13 @@ def odd_roles(found: Precision) -> list[Problem]:
         problems.append(
             Problem(what=what, where=f"{where}.weight", value=found.weight, way_out=way_out)
         )
+    for role in ("grad", "grad_reduce", "grad_accumulate", "master"):
+        if getattr(found, role) in NARROW:
+            what = f"no software keeps {_KEPT[role]} in {getattr(found, role)}"
+            allowed = "fp32, tf32, fp16, bf16"
+            where_role = f"{where}.{role}"
+            value = getattr(found, role)
+            problems.append(Problem(what=what, where=where_role, value=value, allowed=allowed))
     return problems
 
 

@@ -71,6 +71,13 @@ class MemoryResult:
         """Returns whether device and host hold what is asked of them."""
         return self.device_used_bytes <= self.usable_bytes and self.host_fits
 
+    @property
+    def missing_bytes(self) -> float:
+        """Returns the bytes that are lacking: of a node's host where it is short, else a device."""
+        if not self.host_fits:
+            return self.host_used_bytes - (self.host_capacity_bytes or 0.0)
+        return max(self.device_used_bytes - self.usable_bytes, 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassResult:

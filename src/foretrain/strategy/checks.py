@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from foretrain.errors import Problem
 from foretrain.frontends.spec import ConvSpec, Model, ModelSpec, RecSpec, num_layers
+from foretrain.strategy.check_sync import check_no_sync
 from foretrain.strategy.choices import (
     choice_of,
     divisors,
@@ -75,6 +76,7 @@ def check_plan(spec: Model, plan: Plan, numbers: Numbers) -> list[Problem]:
             *check_batch(numbers, dp),
             *check_schedule(plan, numbers, dp),
             *check_sharding(plan, dp),
+            *check_no_sync(plan, numbers.microbatches(dp)),
             *check_offload(plan),
             *check_activation_offload(spec, plan),
         ]

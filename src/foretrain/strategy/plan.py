@@ -76,6 +76,7 @@ class Plan:
     stages: tuple[int, ...] | None = None
     recompute: Recompute = field(default_factory=Recompute)
     reshard: bool = True  # FSDP: drop gathered weights after forward
+    no_sync: bool | None = None  # sharded gradients are summed whole and reduced once per step
     offload: str = "none"
     optimizer_offload_fraction: float = 1.0  # of the parameters that the CPU updates
     cpu_offloading_num_layers: int = 0  # the first layers whose activations wait on the host

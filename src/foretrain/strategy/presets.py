@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +15,7 @@ from foretrain.mesh import AXES, Mesh
 from foretrain.stack import Stack
 from foretrain.strategy.plan import Plan
 from foretrain.strategy.tables import table_nodes
-from foretrain.strategy.tree import Node, Runtime, Schedule, StrategyTree
+from foretrain.strategy.tree import ALL_BUCKETS, Node, Runtime, Schedule, StrategyTree
 from foretrain.units import MIB
 
 T = TypeVar("T")
@@ -104,7 +103,7 @@ def _data_nodes(plan: Plan, mesh: Mesh, spec: Model) -> list[Node]:
     zero = plan.zero or 0
     if zero >= 1:
         memory["master"] = flat
-    if zero >= 2:
+    if zero >= 2 and not plan.no_sync:
         memory["grad_accumulator"] = flat
     if zero >= 3:
         memory["weight"] = flat
@@ -246,10 +245,10 @@ def _runtime(plan: Plan, stack: Stack, mesh: Mesh) -> Runtime:
 def _staged_buckets(plan: Plan, stack: Stack) -> float:
     """DDP keeps its buckets beside the gradients; DeepSpeed and apex copy to one at a time."""
     if stack.ddp_buckets and not plan.zero:
-        return inf
+        return ALL_BUCKETS
     if stack.flat_buckets:
         return 1.0
-    return {"ddp": inf, "deepspeed": 1.0}.get(plan.preset, 0.0)
+    return {"ddp": ALL_BUCKETS, "deepspeed": 1.0}.get(plan.preset, 0.0)
 
 
 _SplitForm = dict[str, str | list[str]]

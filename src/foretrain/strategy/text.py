@@ -125,7 +125,8 @@ def _wrong_values(form: _TreeForm) -> list[Problem]:
         (runtime.offload_fraction == 1.0 or runtime.offload == "optimizer",
          "runtime.offload_fraction", runtime.offload_fraction, "1 unless offload is optimizer"),
         (runtime.offload_layers >= 0, "runtime.offload_layers", runtime.offload_layers, ">= 0"),
-        (runtime.staged_buckets >= 0.0, "runtime.staged_buckets", runtime.staged_buckets, ">= 0"),
+        (0.0 <= runtime.staged_buckets < inf, "runtime.staged_buckets", runtime.staged_buckets,
+         "a finite number >= 0"),
         (set(form.data_axes) <= set(AXES), "data_axes", list(form.data_axes), ", ".join(AXES)),
     )  # fmt: skip
     return [

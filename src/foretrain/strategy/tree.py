@@ -26,6 +26,8 @@ from foretrain.mesh import Mesh
 
 Axes = tuple[str, ...]
 DimSplit = Mapping[str, Axes]
+#: More buckets than gradients fill: all of them are copied. A number, so that JSON can hold it.
+ALL_BUCKETS = 1e9
 MEMORY_ROLES = ("weight", "grad_accumulator", "master", "saved_activation", "residual")
 
 
@@ -86,7 +88,7 @@ class Runtime:
     offload: str = "none"  # what lives on the host: none, optimizer, parameters (and optimizer)
     offload_fraction: float = 1.0  # of what `offload` moves, in parameters
     offload_layers: int = 0  # the first layers whose activations wait on the host
-    staged_buckets: float = 0.0  # buckets that gradients are copied to; infinite: all of them
+    staged_buckets: float = 0.0  # buckets that gradients are copied to
     overlap_tables: bool = True  # the exchange of embeddings hides behind the bottom MLP
 
 
