@@ -41,7 +41,9 @@ DIVISORS = (
 MOST = 1e12
 #: Constants that some entries of a kind have: tiles by name, numbers.
 TILES = ("tiles", "input_tiles", "weight_tiles")
-OPTIONAL = ("piece", "weight_piece", "most_taps", "call_us", "slower_us")
+OPTIONAL = ("piece", "weight_piece", "most_taps", "call_us", "slower_us", "narrow", "weight_limit")
+#: What convolutions have beside the constants of a GEMM.
+OF_PRODUCT = ("fused", "non_fused", "transform", "stride_power", "weight_limit", "input", "weight")
 #: No interval is a factor wider than that.
 MOST_BAND = 100.0
 #: A name or pattern: every bracket is closed around something.
@@ -254,8 +256,9 @@ def _number(value: object) -> bool:
 
 def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
     """Returns the shipped entries of the same form (attention kernel, tile or roofline GEMM)."""
-    beside = load(_BESIDE[kind])["entry"] if kind in _BESIDE else ()
-    every = (*load(TABLES[kind])["entry"], *beside)
+    every = [e for table in (TABLES[kind], *_BESIDE.get(kind, ())) for e in load(table)["entry"]]
+    if kind == "conv2d" and "narrow" not in values:
+        every = _of_product()
     return [
         entry
         for entry in every
@@ -263,7 +266,22 @@ def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
     ]
 
 
-_BESIDE = {"gemm": "gemm", "moe_gemm": "moe", "attention": "attention"}
+def _of_product() -> list[Mapping[str, Any]]:
+    """Returns what convolutions of devices without measured ones start from: entries of GEMM.
+
+    They have no narrow kernels, and hold what convolution.toml adds.
+    """
+    added = {**dict.fromkeys(OF_PRODUCT, 1.0), "kind": "tensor", "band": 1.0}
+    every = [entry for table in ("gemm_fitted", "gemm") for entry in load(table)["entry"]]
+    return [{key: e[key] for key in e if key != "dtypes"} | added for e in every]
+
+
+#: Kind of operator -> tables that a cost model reads behind that of `TABLES`.
+_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("gemm",),
+    "moe_gemm": ("moe",),
+    "attention": ("attention_published", "attention"),
+}
 
 
 def operators_text(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
