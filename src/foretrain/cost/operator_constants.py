@@ -36,7 +36,7 @@ SHARES, LEAST_SHARE, MOST_SHARE = ("e", "e_b", "e_c", "e_d", "op", "multi_tensor
 MOST_CASE_SHARE = 2.0
 #: What a time is divided by besides shares; no constant of any kind is larger than MOST.
 DIVISORS = (
-    "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece",
+    "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece", "non_fused",
 )  # fmt: skip
 MOST = 1e12
 #: Constants that some entries of a kind have: tiles by name, numbers.
@@ -48,6 +48,8 @@ OF_PRODUCT = ("fused", "non_fused", "transform", "stride_power", "weight_limit",
 MOST_BAND = 100.0
 #: A name or pattern: every bracket is closed around something.
 _NAME = re.compile(r"(?:[^\[\]]|\[[^\[\]]+\])+")
+#: Tables that entries of attention hold.
+_CASE = re.compile(r"dim|(causal|full|window)(_fp8)?(_backward)?")
 
 
 def read_operators(path: Path) -> Entries:
@@ -184,10 +186,14 @@ def _odd_sizes(values: Mapping[str, object], path: str = "") -> str:
     shares = values.get("e")
     if not isinstance(shares, dict) or not shares:
         return f"'{path}e' is missing: shares of the peak by size of a head"
-    for size in cast("dict[str, object]", shares):
+    for size, share in cast("dict[str, object]", shares).items():
+        if not _number(share):
+            return f"'{path}e.{size}' is no number"
         if not (size.isascii() and size.isdecimal() and int(size) > 0):
             return f"'{path}e' names {size!r}, which is no size of a head"
     for key, value in values.items():
+        if not isinstance(value, dict) and _CASE.fullmatch(key):
+            return f"'{path}{key}' is no table"
         if not isinstance(value, dict) or key == "e":
             continue
         table = cast("dict[str, object]", value)
@@ -228,10 +234,11 @@ def _odd_words(values: Mapping[str, object], shipped: Sequence[Mapping[str, Any]
     if band is not None and known and not any(_same_form(band, other) for other in known):
         return "'band' is malformed"
     for key in TILES:
-        tiles = {entry.get(key) for entry in (*shipped, *load("gemm_fitted")["entry"])}
+        tiles = [entry.get(key) for entry in (*shipped, *load("gemm_fitted")["entry"])]
         if values.get(key) not in tiles:
-            return f"{key!r} is none of {', '.join(sorted(str(word) for word in tiles if word))}"
-    for key in OPTIONAL:
+            return f"{key!r} is none of {', '.join(sorted({str(word) for word in tiles if word}))}"
+    numbers = {key for entry in shipped for key in entry if _number(entry[key])}
+    for key in sorted(numbers.union(OPTIONAL) - {"band"}):
         if key in values and not _number(values[key]):
             return f"{key!r} is no number"
     return ""
