@@ -36,7 +36,8 @@ SHARES, LEAST_SHARE, MOST_SHARE = ("e", "e_b", "e_c", "e_d", "op", "multi_tensor
 MOST_CASE_SHARE = 2.0
 #: What a time is divided by besides shares; no constant of any kind is larger than MOST.
 DIVISORS = (
-    "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece", "non_fused",
+    "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece",
+    "non_fused",
 )  # fmt: skip
 MOST = 1e12
 #: Constants that some entries of a kind have: tiles by name, numbers.
