@@ -291,6 +291,25 @@ def test_rows_of_a_stack_of_the_catalog_move_what_the_stack_uses():
     assert np.median(ratio) == pytest.approx(1.5, rel=0.1)
 
 
+def test_narrow_products_of_a_stack_move_the_kernel_that_it_runs():
+    stacks = ("megatron-te", "vllm_cutlass")
+    made = [
+        replace(row, id=f"{row.id}-{name}", dtype="fp8", stack=name)
+        for name in stacks
+        for row in rows(20)
+    ]
+    items = [
+        replace(item, latency_us=item.latency_us * (1.5 if item.row.stack == stacks[0] else 3.0))
+        for item in measured(made)
+    ]
+    refits = calibrate_ops(items, "h100-sxm", "test").refits
+    assert [refit.kernel for refit in refits] == ["", "torch_flow", "vllm_cutlass"]
+    with constants_of_user({"gemm_fitted": [refit.entry for refit in refits]}):
+        times = [outcome.value_s * 1e6 for outcome in predict_ops(made)]
+    off = np.array(times) / [item.latency_us for item in items] - 1.0
+    assert np.abs(off).mean() < 0.05
+
+
 def test_a_dtype_without_units_on_the_device_is_named():
     made = [replace(row, dtype="nvfp4") for row in rows(12)]
     with pytest.raises(InputError, match="no units for nvfp4"):
