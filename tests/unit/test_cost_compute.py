@@ -176,9 +176,11 @@ def test_window_is_cheaper_than_causal_and_causal_than_full():
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_backward_of_a_window_is_that_of_a_causal_mask_that_sees_less(kernel, head_dim):
     model = build_cost_model(cluster("h100-sxm"), replace(stack(), attention_kernel=kernel))
-    shape = {"d": head_dim, "kv": 32, "direction": "backward"}
-    windows = (512, 2048, 8191, 0)
-    times = us(model, *(attention(8192, window=window, **shape) for window in windows))
+    events = (
+        attention(8192, window=window, d=head_dim, kv=32, direction="backward")
+        for window in (512, 2048, 8191, 0)
+    )
+    times = us(model, *events)
     assert np.all(np.diff(times[:3]) > 0)
     assert times[2] <= 1.001 * times[3]
     assert times[2] == pytest.approx(times[3], rel=0.03)
