@@ -145,6 +145,43 @@ def test_the_file_moves_predictions_and_round_trips(tmp_path, capsys):
     assert predict_ops(rows(3))[0].value_s > 0  # the constants of the user ended with the block
 
 
+@pytest.mark.parametrize(
+    ("op", "device", "stack", "dtype"),
+    [
+        *(("attention", "h100-sxm", kernel, "bf16") for kernel in ("flash2", "flash3", "cudnn")),
+        ("attention", "h200", "megatron-te", "bf16"),
+        ("conv2d", "h100-sxm", "", "bf16"),
+        ("conv2d", "h100-sxm", "", "fp32"),
+        ("conv2d", "a100-sxm-80gb", "", "fp32"),
+        ("conv2d", "l40s", "", "bf16"),
+    ],
+)
+def test_what_calibrate_writes_can_be_read_and_is_used(tmp_path, op, device, stack, dtype):
+    made = [replace(row, dtype=dtype) for row in rows(16, op, device, stack)]
+    refit = calibrate_ops(measured(made, factor=1.3), device, "test").refits[0]
+    path = tmp_path / "mine.toml"
+    path.write_text(operators_text({op: [refit.entry]}))
+    before = np.array([outcome.value_s for outcome in predict_ops(made)])
+    with constants_of_user(read_operators(path)):
+        after = np.array([outcome.value_s for outcome in predict_ops(made)])
+    assert after / before == pytest.approx(1.3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("weight_limit", None, "'weight_limit' is missing"), ("band", [1.2], "'band' is malformed")],
+)
+def test_convolutions_that_start_from_a_product_are_checked(tmp_path, key, value, words):
+    made = [replace(row, dtype="bf16") for row in rows(16, "conv2d", "h100-sxm")]
+    entry = dict(calibrate_ops(measured(made), "h100-sxm", "test").refits[0].entry)
+    entry = {name: entry[name] for name in entry if name != key}
+    path = tmp_path / "mine.toml"
+    path.write_text(operators_text({"conv2d": [entry if value is None else {**entry, key: value}]}))
+    with pytest.raises(FileFormatError) as caught:
+        read_operators(path)
+    assert words in str(caught.value)
+
+
 def test_a_file_for_another_device_says_that_it_changes_nothing(tmp_path, capsys):
     table = write(tmp_path / "table.csv", measured(rows(30), factor=1.5))
     file = tmp_path / "mine.toml"
@@ -252,6 +289,25 @@ def test_rows_of_a_stack_of_the_catalog_move_what_the_stack_uses():
     before = predict_ops(rows(20, "gemm", stack="pytorch-eager"))
     ratio = [b.value_s / a.value_s for a, b in zip(before, now, strict=True)]
     assert np.median(ratio) == pytest.approx(1.5, rel=0.1)
+
+
+def test_narrow_products_of_a_stack_move_the_kernel_that_it_runs():
+    stacks = ("megatron-te", "vllm_cutlass")
+    made = [
+        replace(row, id=f"{row.id}-{name}", dtype="fp8", stack=name)
+        for name in stacks
+        for row in rows(20)
+    ]
+    items = [
+        replace(item, latency_us=item.latency_us * (1.5 if item.row.stack == stacks[0] else 3.0))
+        for item in measured(made)
+    ]
+    refits = calibrate_ops(items, "h100-sxm", "test").refits
+    assert [refit.kernel for refit in refits] == ["", "torch_flow", "vllm_cutlass"]
+    with constants_of_user({"gemm_fitted": [refit.entry for refit in refits]}):
+        times = [outcome.value_s * 1e6 for outcome in predict_ops(made)]
+    off = np.array(times) / [item.latency_us for item in items] - 1.0
+    assert np.abs(off).mean() < 0.05
 
 
 def test_a_dtype_without_units_on_the_device_is_named():

@@ -188,6 +188,20 @@ def test_window_is_cheaper_than_causal_and_causal_than_full():
     assert wide == pytest.approx(causal, rel=1e-6)
 
 
+@pytest.mark.parametrize("kernel", ["flash2", "flash3", "cudnn"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_backward_of_a_window_is_that_of_a_causal_mask_that_sees_less(kernel, head_dim):
+    model = build_cost_model(cluster("h100-sxm"), replace(stack(), attention_kernel=kernel))
+    events = (
+        attention(8192, window=window, d=head_dim, kv=32, direction="backward")
+        for window in (512, 2048, 8191, 0)
+    )
+    times = us(model, *events)
+    assert np.all(np.diff(times[:3]) > 0)
+    assert times[2] <= 1.001 * times[3]
+    assert times[2] == pytest.approx(times[3], rel=0.03)
+
+
 def test_attention_without_its_kernel_falls_back_and_says_so():
     model = build_cost_model(cluster("a100-sxm-80gb"), replace(stack(), attention_kernel="flash3"))
     prices = model.price([attention(4096)])

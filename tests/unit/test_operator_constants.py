@@ -8,7 +8,12 @@ from foretrain.cost.calibration import load
 from foretrain.cost.operator_constants import TABLES, operators_text, read_operators
 from foretrain.errors import FileFormatError
 
-SHAPES = {"memory": "memory", "attention": "attention_fitted"}
+SHAPES = {
+    "memory": "memory",
+    "attention": "attention_fitted",
+    "conv2d": "convolution_fitted",
+    "moe_gemm": "moe_fitted",
+}
 
 
 def entry_of(kind: str) -> dict[str, object]:
@@ -40,6 +45,12 @@ def test_shipped_entries_pass(tmp_path: Path, kind: str) -> None:
         ("attention", "e", {}, "e"),
         ("attention", "e", {"wide": 0.5}, "wide"),
         ("attention", "e", {"64": 9.0}, "e.64"),
+        ("attention", "e", {"64": {}}, "e.64"),
+        ("attention", "dim", 0.5, "dim"),
+        ("attention", "full_backward", "a", "full_backward"),
+        ("conv2d", "input_tiles", [1.0], "input_tiles"),
+        ("conv2d", "non_fused", 0.0, "non_fused"),
+        ("moe_gemm", "input_bytes", "a", "input_bytes"),
     ],
 )
 def test_a_broken_constant_is_named(

@@ -37,15 +37,20 @@ MOST_CASE_SHARE = 2.0
 #: What a time is divided by besides shares; no constant of any kind is larger than MOST.
 DIVISORS = (
     "l2_ratio", "l2_share", "clock_ms", "sigma_us", "tile", "rho", "piece", "weight_piece",
+    "non_fused",
 )  # fmt: skip
 MOST = 1e12
 #: Constants that some entries of a kind have: tiles by name, numbers.
 TILES = ("tiles", "input_tiles", "weight_tiles")
-OPTIONAL = ("piece", "weight_piece", "most_taps", "call_us", "slower_us")
+OPTIONAL = ("piece", "weight_piece", "most_taps", "call_us", "slower_us", "narrow", "weight_limit")
+#: What convolutions have beside the constants of a GEMM.
+OF_PRODUCT = ("fused", "non_fused", "transform", "stride_power", "weight_limit", "input", "weight")
 #: No interval is a factor wider than that.
 MOST_BAND = 100.0
 #: A name or pattern: every bracket is closed around something.
 _NAME = re.compile(r"(?:[^\[\]]|\[[^\[\]]+\])+")
+#: Tables that entries of attention hold.
+_CASE = re.compile(r"dim|(causal|full|window)(_fp8)?(_backward)?")
 
 
 def read_operators(path: Path) -> Entries:
@@ -182,10 +187,14 @@ def _odd_sizes(values: Mapping[str, object], path: str = "") -> str:
     shares = values.get("e")
     if not isinstance(shares, dict) or not shares:
         return f"'{path}e' is missing: shares of the peak by size of a head"
-    for size in cast("dict[str, object]", shares):
+    for size, share in cast("dict[str, object]", shares).items():
+        if not _number(share):
+            return f"'{path}e.{size}' is no number"
         if not (size.isascii() and size.isdecimal() and int(size) > 0):
             return f"'{path}e' names {size!r}, which is no size of a head"
     for key, value in values.items():
+        if not isinstance(value, dict) and _CASE.fullmatch(key):
+            return f"'{path}{key}' is no table"
         if not isinstance(value, dict) or key == "e":
             continue
         table = cast("dict[str, object]", value)
@@ -226,10 +235,11 @@ def _odd_words(values: Mapping[str, object], shipped: Sequence[Mapping[str, Any]
     if band is not None and known and not any(_same_form(band, other) for other in known):
         return "'band' is malformed"
     for key in TILES:
-        tiles = {entry.get(key) for entry in (*shipped, *load("gemm_fitted")["entry"])}
+        tiles = [entry.get(key) for entry in (*shipped, *load("gemm_fitted")["entry"])]
         if values.get(key) not in tiles:
-            return f"{key!r} is none of {', '.join(sorted(str(word) for word in tiles if word))}"
-    for key in OPTIONAL:
+            return f"{key!r} is none of {', '.join(sorted({str(word) for word in tiles if word}))}"
+    numbers = {key for entry in shipped for key in entry if _number(entry[key])}
+    for key in sorted(numbers.union(OPTIONAL) - {"band"}):
         if key in values and not _number(values[key]):
             return f"{key!r} is no number"
     return ""
@@ -254,8 +264,9 @@ def _number(value: object) -> bool:
 
 def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
     """Returns the shipped entries of the same form (attention kernel, tile or roofline GEMM)."""
-    beside = load(_BESIDE[kind])["entry"] if kind in _BESIDE else ()
-    every = (*load(TABLES[kind])["entry"], *beside)
+    every = [e for table in (TABLES[kind], *_BESIDE.get(kind, ())) for e in load(table)["entry"]]
+    if kind == "conv2d" and "narrow" not in values:
+        every = _of_product()
     return [
         entry
         for entry in every
@@ -263,7 +274,22 @@ def _like(kind: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
     ]
 
 
-_BESIDE = {"gemm": "gemm", "moe_gemm": "moe", "attention": "attention"}
+def _of_product() -> list[Mapping[str, Any]]:
+    """Returns what convolutions of devices without measured ones start from: entries of GEMM.
+
+    They have no narrow kernels, and hold what convolution.toml adds.
+    """
+    added = {**dict.fromkeys(OF_PRODUCT, 1.0), "kind": "tensor", "band": 1.0}
+    every = [entry for table in ("gemm_fitted", "gemm") for entry in load(table)["entry"]]
+    return [{key: e[key] for key in e if key != "dtypes"} | added for e in every]
+
+
+#: Kind of operator -> tables that a cost model reads behind that of `TABLES`.
+_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("gemm",),
+    "moe_gemm": ("moe",),
+    "attention": ("attention_published", "attention"),
+}
 
 
 def operators_text(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -44,7 +44,11 @@ TILE = 128.0
 LONG = 2048.0
 BACKWARD_FLOPS = 2.5
 #: Cases with constants of their own -> cases whose constants stand in before the entry's own.
-STAND_IN: Mapping[str, tuple[str, ...]] = {"full_backward": ("causal_backward",)}
+#: A window is a causal mask that sees less.
+STAND_IN: Mapping[str, tuple[str, ...]] = {
+    "full_backward": ("causal_backward",),
+    "window_backward": ("causal_backward",),
+}
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 #: Columns of a shape; which of them is another where it is 0; which of them may be 0.
 SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "head_dim_v", "causal",

@@ -102,7 +102,7 @@ def calibrate_ops(items: Sequence[MeasuredOp], device_name: str, source: str) ->
             continue
         kind = kind_of(outcome.op)
         dtype = "" if kind == "memory" else outcome.events[0].dtype
-        kernel = _kernel_of(kind, item.row.stack)
+        kernel = _kernel_of(kind, item.row.stack, dtype)
         key = (kind, dtype, kernel)
         groups.setdefault(key, []).append((outcome, (item.latency_us or 0.0) * 1e-6))
     refits: list[Refit] = []
@@ -134,12 +134,14 @@ def kind_of(op: str) -> str:
     return "memory" if provider(op) is memory_bound.price else ""
 
 
-def _kernel_of(kind: str, stack: str) -> str:
+def _kernel_of(kind: str, stack: str, dtype: str) -> str:
     """Returns the kernel that a row's stack runs: of a stack of the catalog, or the name itself."""
     if kind == "memory":
         return ""
     known = stack_of(stack)[0]
-    return known.attention_kernel if kind == "attention" else known.gemm_kernel
+    if kind == "attention":
+        return known.attention_kernel
+    return known.gemm_kernel or (known.low_kernels.get(dtype, "") if kind == "gemm" else "")
 
 
 def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> str:
