@@ -84,3 +84,7 @@ class Stack:
     precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     defaults: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def product_kernel(self, dtype: str) -> str:
+        """Returns the kernel of matrix products in `dtype`, "" for the usual library."""
+        return self.gemm_kernel or self.low_kernels.get(dtype, "")

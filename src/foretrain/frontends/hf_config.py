@@ -16,37 +16,16 @@ from foretrain.frontends.consistency import GATED, consistency_problems
 from foretrain.frontends.families import ENCODER_DECODERS, FAMILIES, check_value
 from foretrain.frontends.hf_families import ACTIVATION_KEYS, GATED_FAMILIES, WIDE, special
 from foretrain.frontends.hf_families import KEYS as MORE_KEYS
+from foretrain.frontends.hf_keys import GPT, GROUPED
 from foretrain.frontends.hf_more_families import ASSUMED, later_words
 from foretrain.frontends.spec import ModelSpec
 
-_ROTARY_KEYS: Mapping[str, str] = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "ffn",
-    "vocab_size": "vocab",
-    "max_position_embeddings": "max_positions",
-    "tie_word_embeddings": "tied",
-    "attention_dropout": "attention_dropout",
-}
-_GPT2_KEYS: Mapping[str, str] = {
-    "n_layer": "layers",
-    "n_embd": "hidden",
-    "n_head": "heads",
-    "n_inner": "ffn",
-    "vocab_size": "vocab",
-    "n_positions": "max_positions",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "tie_word_embeddings": "tied",
-}
+_ROTARY_KEYS: Mapping[str, str] = {**GROUPED, "head_dim": "head_dim"}
 KEYS: Mapping[str, Mapping[str, str]] = {
     "llama": {**_ROTARY_KEYS, "mlp_bias": "mlp_bias"},
     "mistral": {**_ROTARY_KEYS, "sliding_window": "window"},
     "qwen2": _ROTARY_KEYS,
-    "gpt2": _GPT2_KEYS,
+    "gpt2": GPT,
     **MORE_KEYS,
 }
 _REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab")

@@ -11,17 +11,7 @@ from typing import Any, cast
 
 from foretrain.errors import Problem
 from foretrain.frontends import hf_more_families as more
-
-_USUAL: Mapping[str, str] = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "intermediate_size": "ffn",
-    "vocab_size": "vocab",
-    "max_position_embeddings": "max_positions",
-    "tie_word_embeddings": "tied",
-    "attention_dropout": "attention_dropout",
-}
+from foretrain.frontends.hf_keys import GROUPED, USUAL
 
 
 def _without(keys: Mapping[str, str], *names: str) -> dict[str, str]:
@@ -29,7 +19,7 @@ def _without(keys: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 _ENCODER: Mapping[str, str] = {
-    **_without(_USUAL, "attention_dropout"),
+    **_without(USUAL, "attention_dropout"),
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
     "type_vocab_size": "token_types",
@@ -50,25 +40,24 @@ _ENCODER_DECODER: Mapping[str, str] = {
 
 KEYS: Mapping[str, Mapping[str, str]] = {
     **more.KEYS,
-    "qwen3": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
-    "phi3": {**_USUAL, "num_key_value_heads": "kv_heads", "resid_pdrop": "dropout"},
-    "gemma": {**_USUAL, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
+    "qwen3": {**GROUPED, "head_dim": "head_dim"},
+    "phi3": {**GROUPED, "resid_pdrop": "dropout"},
+    "gemma": {**GROUPED, "head_dim": "head_dim"},
     "gemma2": {
-        **_USUAL,
-        "num_key_value_heads": "kv_heads",
+        **GROUPED,
         "head_dim": "head_dim",
         "sliding_window": "window",
     },
     "t5": _ENCODER_DECODER,
     "mt5": _ENCODER_DECODER,
     "gpt_neox": {
-        **_USUAL,
+        **USUAL,
         "rotary_pct": "rotary_fraction",
         "use_parallel_residual": "parallel",
         "hidden_dropout": "dropout",
     },
     "opt": {
-        **_without(_USUAL, "intermediate_size"),
+        **_without(USUAL, "intermediate_size"),
         "ffn_dim": "ffn",
         "dropout": "dropout",
         "word_embed_proj_dim": "projection",
@@ -92,13 +81,12 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "resid_pdrop": "dropout",
     },
     "falcon": {
-        **_without(_USUAL, "intermediate_size"),
+        **_without(USUAL, "intermediate_size"),
         "ffn_hidden_size": "ffn",
         "hidden_dropout": "dropout",
     },
     "phi": {
-        **_USUAL,
-        "num_key_value_heads": "kv_heads",
+        **GROUPED,
         "partial_rotary_factor": "rotary_fraction",
         "resid_pdrop": "dropout",
     },

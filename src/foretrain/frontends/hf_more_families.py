@@ -9,49 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from foretrain.frontends.hf_keys import GPT, GROUPED
+
 Refuse = Callable[[str, object, str], None]
 Special = Callable[[Mapping[str, Any], dict[str, Any], Refuse], None]
 
-_GROUPED: Mapping[str, str] = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "intermediate_size": "ffn",
-    "vocab_size": "vocab",
-    "max_position_embeddings": "max_positions",
-    "tie_word_embeddings": "tied",
-    "attention_dropout": "attention_dropout",
-}
-_GPT_WORDS: Mapping[str, str] = {
-    "n_layer": "layers",
-    "n_embd": "hidden",
-    "n_head": "heads",
-    "n_inner": "ffn",
-    "vocab_size": "vocab",
-    "n_positions": "max_positions",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "tie_word_embeddings": "tied",
-}
-
 KEYS: Mapping[str, Mapping[str, str]] = {
-    "starcoder2": {**_GROUPED, "residual_dropout": "dropout", "sliding_window": "window"},
-    "gpt_bigcode": _GPT_WORDS,
-    "gptj": _GPT_WORDS,
-    "granite": _GROUPED,
-    "olmo": _GROUPED,
-    "olmo2": _GROUPED,
-    "smollm3": _GROUPED,
+    "starcoder2": {**GROUPED, "residual_dropout": "dropout", "sliding_window": "window"},
+    "gpt_bigcode": GPT,
+    "gptj": GPT,
+    "granite": GROUPED,
+    "olmo": GROUPED,
+    "olmo2": GROUPED,
+    "smollm3": GROUPED,
     "stablelm": {
-        **_GROUPED,
+        **GROUPED,
         "partial_rotary_factor": "rotary_fraction",
         "use_qkv_bias": "qkv_bias",
         "use_parallel_residual": "parallel",
         "hidden_dropout": "dropout",
     },
-    "cohere": _GROUPED,
-    "glm": {**_GROUPED, "head_dim": "head_dim", "partial_rotary_factor": "rotary_fraction"},
+    "cohere": GROUPED,
+    "glm": {**GROUPED, "head_dim": "head_dim", "partial_rotary_factor": "rotary_fraction"},
     "chatglm": {
         "num_layers": "layers",
         "hidden_size": "hidden",
@@ -65,7 +44,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "attention_dropout": "attention_dropout",
         "add_qkv_bias": "qkv_bias",
     },
-    "internlm2": _GROUPED,
+    "internlm2": GROUPED,
     "distilbert": {
         "n_layers": "layers",
         "dim": "hidden",

@@ -46,7 +46,6 @@ independent check:
 - ultrascale_playbook: the host scale of nanotron, the rate of its kernels, its gather of weights,
   checked collectives and rings over EFA were fitted on its models of 1B and 3B; that its pipelines
   over nodes ran with checks was read off all sizes;
-- oneflow_dlperf: that its pipelines send whole boundaries was read off its three of Megatron-LM;
 - flagperf: stacks by its scripts, devices by its pages, looked up where predictions were too fast;
   llm-foundry: the attention kernel (two runs); the default stack of preset megatron on Ampere;
 - internevo: rings over RoCE on A100 nodes were fitted on its rows with tp 1; how it reduces

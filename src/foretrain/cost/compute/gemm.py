@@ -39,8 +39,7 @@ def constants_for(machine: Machine, dtype: str) -> Constants:
     Entries that name kernels hold for the stack's `gemm_kernel` (`low_kernels` of that dtype) only,
     and go before those that hold for any.
     """
-    stack = machine.stack
-    kernel = (stack.gemm_kernel or stack.low_kernels.get(dtype, "")).lower()
+    kernel = machine.stack.product_kernel(dtype).lower()
     tables = (("gemm_kernels",) if kernel else ()) + ("gemm_fitted", "gemm")
     entries: list[Mapping[str, Any]] = [
         entry

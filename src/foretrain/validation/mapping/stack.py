@@ -137,13 +137,10 @@ def map_blocking(row: Row, assumed: Assumed) -> bool:
 def map_scatter(row: Row, assumed: Assumed) -> bool | None:
     """Returns False where every tp rank sends the whole boundary of a stage, else None: the stack.
 
-    OneFlow has no option to send parts of it. DLPerf ran a Megatron-LM of early 2021 (commit
-    8aa4619f, Megatron-LM/README.md of the source): its pipelines over one NIC are as slow as whole
-    boundaries make them, so it is taken to be older than the option.
+    OneFlow has no option to send parts of it.
     """
     oneflow = has_word(row.framework, "oneflow", "libai")
-    early = row.family == "oneflow_dlperf" and has_word(row.framework, "megatron")
-    if not (oneflow or early) or (row.pp or 1) == 1 or (row.tp or 1) == 1:
+    if not oneflow or (row.pp or 1) == 1 or (row.tp or 1) == 1:
         return None
     assumed.add("every tp rank sends the whole boundary of a stage (not stated)")
     return False

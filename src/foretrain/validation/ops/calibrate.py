@@ -141,7 +141,7 @@ def _kernel_of(kind: str, stack: str, dtype: str) -> str:
     known = stack_of(stack)[0]
     if kind == "attention":
         return known.attention_kernel
-    return known.gemm_kernel or (known.low_kernels.get(dtype, "") if kind == "gemm" else "")
+    return known.product_kernel(dtype) if kind == "gemm" else known.gemm_kernel
 
 
 def _why_not(outcome: OpOutcome, latency_us: float | None, device: Device) -> str:
